@@ -1,6 +1,7 @@
 """Samples beside training, from generators without a model."""
 
 import asyncio
+import gc
 from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any
@@ -31,27 +32,59 @@ def test_completions_come_in_the_order_of_their_requests_whatever_is_trained() -
             )
         assert [(c.group, c.index, c.n_tokens) for c in long] == [(-1, i, 8) for i in range(3)]
         assert [(c.group, c.index, c.n_tokens) for c in short] == [(-2, i, 3) for i in range(2)]
+        assert {c.status for c in (*long, *short)} == {Status.ENDED}
         assert (pool.in_flight, pool.evaluating) == (4, 0)
         pool.close()
 
     asyncio.run(use())
 
 
-def test_an_error_of_a_generator_reaches_all_who_wait_and_who_come_later() -> None:
-    class Full(CountingGenerator):
-        def poll(self, *_: Any) -> Any:
-            raise RuntimeError("no memory")
+class Full(CountingGenerator):
+    def poll(self, *_: Any) -> Any:
+        raise RuntimeError("no memory")
 
+
+def test_an_error_of_a_generator_reaches_all_who_wait_and_who_come_later() -> None:
     pool = pool_of([Full()], [])
 
     async def use() -> None:
+        unheard = list[Any]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: unheard.append(told))
         sampler = Sampler(pool)
+        sampler.submit(group(-4, 1))[0].cancel()  # gave up, and holds nobody up
         asked = (sampler.complete(PROBLEM, group(n, 2), ALONE) for n in (-1, -2))
         found = await asyncio.gather(*asked, return_exceptions=True)
         assert [str(error) for error in found] == ["no memory"] * 2
         with pytest.raises(RuntimeError, match="no memory"):
             sampler.submit(group(-3, 1))
         assert sampler.failed.done()
+        del sampler, asked, found
+        gc.collect()
+        assert not unheard  # nobody has to await `failed`, too
+        pool.close()
+
+    asyncio.run(use())
+
+
+def test_an_error_of_a_generator_reaches_its_clients() -> None:
+    pool = pool_of([Full()], [])
+
+    async def use() -> None:
+        with pytest.raises(RuntimeError, match="no memory"):
+            await anext(Sampler(pool, ASKED).sample([1], 9, 0, SamplingParams(5)))
+        pool.close()
+
+    asyncio.run(use())
+
+
+def test_a_completion_that_nobody_awaits_any_more_holds_up_no_other() -> None:
+    pool = pool_of([CountingGenerator()], [])
+
+    async def use() -> None:
+        sampler = Sampler(pool)
+        gone, other = sampler.submit(group(-1, 2))
+        gone.cancel()
+        assert (await other).index == 1 and not sampler.failed.done()
         pool.close()
 
     asyncio.run(use())
@@ -68,6 +101,7 @@ def test_clients_see_tokens_as_they_come_and_wait_for_room() -> None:
             async for found in sampler.sample([1], 2, 0, SamplingParams(5)):
                 seen.append([len(each.token_ids) for each in found])
                 running.append(number)
+            assert {each.status for each in found} == {Status.ENDED}
             return seen
 
         for seen in await asyncio.gather(ask(0), ask(1)):
@@ -85,10 +119,11 @@ def test_requests_wait_in_order_and_one_that_leaves_does_not_hold_up_the_rest() 
 
     async def use() -> None:
         sampler, done = Sampler(pool, ASKED, 4), list[str]()
+        (generator,) = pool
 
         async def ask(name: str, n: int) -> None:
             async for _ in sampler.sample([1], n, 0, SamplingParams(20)):
-                pass
+                assert generator.unfinished[ASKED] <= 4
             done.append(name)
 
         async def small(name: str) -> None:
@@ -117,8 +152,9 @@ class Asking:
         self.began: list[tuple[int, int, int]] = []  # limit, index and seed of each conversation
 
     async def answer(self, limit: int, problem: Problem, completion: Completion) -> None:
-        assert problem is PROBLEM
+        assert problem is PROBLEM and limit == 3
         if completion.status is Status.OPENING:
+            assert completion.prompt_ids == []
             self.began.append((limit, completion.index, completion.seed))
             completion.prompt_ids = [1]
             completion.move(Status.SAMPLED)
@@ -156,12 +192,17 @@ def test_a_closed_sampler_leaves_no_polls() -> None:
         sampler = EndpointSampler(pool, 96, 400, limit=2)
         with pytest.raises(InputError, match="at most 2 completions"):
             sampler.sample([1], 3, 0, SamplingParams(5))
-        seen = sampler.sample([1], 2, 0, SamplingParams(90))
-        await anext(seen)
-        assert len(asyncio.all_tasks()) == 2
+        both = [sampler.sample([1, n], 1, 5 + n, SamplingParams(90), ["data:,"]) for n in range(2)]
+        for n, seen in enumerate(both):
+            (request,) = await anext(seen)
+            told = request.prompt_ids, request.seed, [*request.images]
+            assert told == ([1, n], 5 + n, ["data:,"])
+        assert len(asyncio.all_tasks()) == 2  # this, and the polls of a generator for both
         await sampler.aclose()
         assert len(asyncio.all_tasks()) == 1
-        await seen.aclose()
+        assert all(member.requests for member in pool)  # not waited for
+        for seen in both:
+            await seen.aclose()
         assert not sampler._waiting and not any(member.requests for member in pool)
         pool.close()
 
