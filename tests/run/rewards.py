@@ -8,3 +8,8 @@ def even(problem, text, n_tokens):
 
 def names_the_sum(problem, text, n_tokens):
     return float(str(problem.metadata["sum"]) in text)
+
+
+def share(texts):
+    """Of the group that wrote the same."""
+    return [texts.count(text) / len(texts) for text in texts]

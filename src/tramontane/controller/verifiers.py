@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from tramontane.placement.place import Placement
 
 MAX_TRIES = 5  # attempts at one group before it fails
-CLOSE_POLL_SECONDS = 0.05
 CLOSED = "the verifiers were closed"
 T = TypeVar("T")
 
@@ -208,10 +207,9 @@ class VerifierActors:
         for _ in self._threads:
             self._calls.put(None)
         for number, thread in enumerate(self._threads):
-            while thread.is_alive():  # repeated, since it may be replacing its actor right now
-                self._handles[number].close()
-                thread.join(CLOSE_POLL_SECONDS)
             self._handles[number].close()
+            thread.join()
+            self._handles[number].close()  # the thread may have been replacing its actor
         self._fail_waiting(RuntimeError(CLOSED))
 
     def __enter__(self) -> VerifierActors:
