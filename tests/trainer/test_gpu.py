@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from functools import cache, partial
 
@@ -53,18 +54,23 @@ def expected_gradient(rank: int | None = None, **settings: bool) -> torch.Tensor
     return gradient(make_trainer("cpu", dtype="float32", max_grad_norm=1e9, **settings, **lora))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+SETTINGS = (
+    {},
+    {"gradient_checkpointing": True},
+    {"gradient_checkpointing": True, "activation_offload": True},
+    {"lora": {"rank": 4}},
+)
+# To compile takes seconds: each setting in one type, whose kernels do not depend on adapters.
+COMPILES = (({"compile": True}, "bfloat16"), ({"compile": True, "lora": {"rank": 4}}, "float32"))
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "dtype"),
     [
-        {},
-        {"gradient_checkpointing": True},
-        {"gradient_checkpointing": True, "activation_offload": True},
-        {"lora": {"rank": 4}},
-        pytest.param({"compile": True}, marks=COMPILED),
-        pytest.param({"compile": True, "lora": {"rank": 4}}, marks=COMPILED),
+        *itertools.product(SETTINGS, ("float32", "bfloat16")),
+        *(pytest.param(*pair, marks=COMPILED) for pair in COMPILES),
     ],
-    ids=lambda settings: "+".join(settings) or "plain",
+    ids=lambda value: value if isinstance(value, str) else "+".join(value) or "plain",
 )
 def test_the_gradient_is_that_of_float32_on_a_cpu(device, dtype, settings):
     if "compile" in settings and shutil.which("g++") is None:
