@@ -368,12 +368,13 @@ def test_a_judge_is_asked_about_completions_that_count_and_gives_their_verdict()
     assert group_calls(SUM, verdicts[2:], FOUR[2:], config) == []
     earned = [response._replace(earned=1.0) for response in FOUR]
     assert group_calls(SUM, verdicts, earned, config) == []
-    results = {"correctness": GroupResult([0.75, 0.25, 1.0, 1.0], notes=("good", "", "", ""))}
+    # Whatever they were before.
+    results = {"correctness": GroupResult([0.25, 0.75, 1.0, 1.0], notes=("", "good", "", ""))}
     found = with_group_rewards(SUM, verdicts, results, config)
     assert [(v.verdict, v.reason) for v in found] == [
-        ("right", ""), ("wrong", "judged 0.25"), ("malformed", "so"), ("unscorable", "so"),
+        ("wrong", "judged 0.25"), ("right", ""), ("malformed", "so"), ("unscorable", "so"),
     ]  # fmt: skip
-    assert [v.parts.get("correctness", 0) for v in found] == pytest.approx([0.675, 0.225, 0, 0])
+    assert [v.parts.get("correctness", 0) for v in found] == pytest.approx([0.225, 0.675, 0, 0])
     notes = ("", "", "", "")
     unread = {"correctness": GroupResult([None, 0.0], notes=("no grade", "it misses a step"))}
     found = with_group_rewards(SUM, verdicts[:2], unread, config)

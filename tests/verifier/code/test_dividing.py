@@ -5,6 +5,8 @@ import pytest
 
 from tramontane.config import VerifierConfig
 from tramontane.types import Problem
+from tramontane.verifier.code import sandbox
+from tramontane.verifier.code.grade import NO_SANDBOX
 from tramontane.verifier.code.sandbox.running import Result
 from tramontane.verifier.code.shown import NO_PROGRAM, _said, _told, divide, of_case, try_program
 
@@ -82,6 +84,7 @@ def test_three_tests_are_shown_unless_the_row_says_otherwise():
         calls(shown=-1),
         calls("assert f(1) == 2"),
         calls("x = 1"),
+        calls("class A:\n    x = 1\nassert f(A.x) == 2"),
         calls("assert f("),
         calls("\0"),
         calls("'\ud800'"),
@@ -89,6 +92,7 @@ def test_three_tests_are_shown_unless_the_row_says_otherwise():
         calls("1" + "+1" * 20_000),
         Problem("p", "code", "?"),
         Problem("p", "code", "?", tests={"type": "stdio"}),
+        Problem("p", "code", "?", tests={"type": "python_assert"}),
         Problem("p", "code", "?", tests={"type": "stdio", "cases": CASES[:1]}),
         # The code of other tests is no function test.
         Problem("p", "code", "?", tests={"type": "stdio", "code": CODE}),
@@ -144,7 +148,7 @@ def test_a_failed_case_is_told():
     assert of_case(1, CASES, "").startswith("Test 1 of 6 failed.\nInput:\n0\n")
 
 
-def test_a_program_that_cannot_be_run_is_told_or_unscorable():
+def test_a_program_that_cannot_be_run_is_told_or_unscorable(monkeypatch):
     cases = Problem("p", "code", "?", tests={"type": "stdio", "cases": CASES})
     config = VerifierConfig(allow_unsandboxed=True)
     assert try_program("x = 1", cases, config) == NO_PROGRAM
@@ -153,3 +157,6 @@ def test_a_program_that_cannot_be_run_is_told_or_unscorable():
     faulty = Problem("p", "code", "?", tests={"type": "stdio", "cases": CASES, "rules": "x"})
     for problem in (Problem("p", "code", "?"), faulty):
         assert try_program("```python\nx\n```", problem, config).outcome == "unscorable"
+    monkeypatch.setattr(sandbox, "probe", lambda: "rlimits")
+    judged = try_program("```python\nx\n```", cases, VerifierConfig())
+    assert (judged.outcome, judged.reason) == ("unscorable", NO_SANDBOX)

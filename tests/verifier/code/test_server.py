@@ -1,6 +1,7 @@
 """The processes that fork sandboxes: what one program does reaches no other, and servers end."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,8 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.rungs import why_not
+from tramontane.config import VerifierConfig
+from tramontane.types import Problem
 from tramontane.verifier.code import sandbox
+from tramontane.verifier.code.grade import judge
 from tramontane.verifier.code.sandbox import server
+from tramontane.verifier.code.shown import try_program
 
 LIMITS = sandbox.Limits(20.0, 300)
 GONE_SECONDS = 30.0
@@ -201,3 +206,52 @@ def test_a_program_is_not_blamed_for_the_death_of_its_server(rung):
         result = next(running.results)
     assert result.is_unjudged, result
     assert output("print(2)", rung) == ["2"]
+
+
+CASES = [{"input": f"{n}", "output": f"{n}"} for n in range(3)]
+ENDLESS = "import time\ntime.sleep(30)"
+# Takes a second to compile.
+LONG = """constexpr int sum() {
+    int n = 0;
+    for (int i = 0; i < 20; i++) for (int j = 0; j < 99999; j++) n += j & 1;
+    return n;
+}
+static_assert(sum() > 0);
+int main() {}"""
+needs_gpp = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+@pytest.mark.skipif(sandbox.probe() == "rlimits", reason="needs root and a sandbox")
+@pytest.mark.parametrize("judged_by", [judge, try_program])
+@pytest.mark.parametrize(
+    ("tag", "program", "tests", "blamed"),
+    [
+        ("python", ENDLESS, {"type": "stdio", "cases": CASES}, "test 1 of 3: "),
+        ("python", ENDLESS, {"type": "python_assert", "code": "assert f(1) == 2"}, ""),
+        pytest.param("cpp", LONG, {"type": "stdio", "cases": CASES}, "does not compile: ",
+                     marks=needs_gpp),
+    ],
+)  # fmt: skip
+def test_no_verdict_blames_a_program_for_the_death_of_its_server(
+    judged_by, tag, program, tests, blamed
+):
+    rung = sandbox.probe()
+    assert output("print(1)", rung) == ["1"]
+    old = server._servers[rung, 0]._process.pid
+    before = set(family(old))
+
+    def kill():
+        """End the server as soon as it has forked the program's sandbox."""
+        deadline = time.monotonic() + GONE_SECONDS
+        while before.issuperset(family(old)) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        os.killpg(old, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    config = VerifierConfig(code_timeout_s=20.0)
+    judged = judged_by(f"```{tag}\n{program}\n```", Problem("p", "code", "f", tests=tests), config)
+    killer.join()
+    assert (judged.outcome, judged.answer) == ("unscorable", program + "\n")
+    told = blamed if judged_by is judge else ""
+    assert judged.reason in (told + server.ENDED, f"{told}the sandbox did not start")
