@@ -17,7 +17,7 @@ class Reason(str, Enum):
     RIGHT = "right"
     DIFFERENT = "different"  # another value than the reference, or another output
     REFUSED = "refused"  # an answer that is not judged: hedged, unreadable, too long, no program
-    FAILED = "failed"  # a program that raised, did not compile, or failed an assertion
+    FAILED = "failed"  # a program that raised, did not compile, failed an assertion, or was stopped
     LATE = "late"  # a time limit was exceeded
     MALFORMED = "malformed"  # the format failed, and nothing else was graded
     REFERENCE = "reference"  # unscorable: the reference or the tests cannot be used
@@ -30,8 +30,9 @@ _DIFFERENT = re.compile(
     r"not the reference|\bwrong output\b|boxes that differ|unevaluated|rewards [\d.]|not followed:"
 )
 _FAILED = re.compile(
-    r"^(?:test \d+|does not compile|exit code|signal|\w*(?:Error|Exception|Interrupt)\b"
-    r"|ended before|left its tests|\d+ of \d+ tests)"
+    r"^(?:test \d+|does not compile|exit code|killed |\w*(?:Error|Exception|Interrupt)\b"
+    r"|(?:needed|printed|started|wrote) more than|continued after|hid what|ended "
+    r"|\d+ of \d+ tests)"
 )
 _REFERENCE = re.compile(r"\b(?:reference|the tests|no tests|checker)\b")
 
