@@ -63,6 +63,8 @@ def test_a_program_that_can_be_run(tag, tests, monkeypatch):
     assert refused(tag, problem(**tests)) is None
     found = refused(tag, problem(**tests), VerifierConfig())
     assert (found.outcome, found.reason, found.answer) == ("unscorable", NO_SANDBOX, PROGRAM)
+    answer = f"```{tag}\n{PROGRAM}```"
+    assert judge(answer, problem(**tests), VerifierConfig()) == found
     monkeypatch.setattr(sandbox, "probe", lambda: "namespaces")
     assert refused(tag, problem(**tests), VerifierConfig()) is None
 

@@ -342,6 +342,15 @@ def test_verdicts_say_why(rung):
     )
 
 
+def test_a_program_may_sleep_while_its_tests_do():
+    program = "import sys\ngiven = sys.stdin.read()\ndef f(x): return given"  # nothing
+    code = "import time\ntime.sleep(0.7)\nassert f(1) == ''"
+    assert run(program, code, config=ENDLESS) == ("right", "")
+    config = VerifierConfig(code_timeout_s=0.1, allow_unsandboxed=True)
+    outcome, reason = run("import time\ndef f(x): time.sleep(9)", "assert f(1)", config=config)
+    assert outcome == "wrong" and reason.endswith("s, most of it asleep")
+
+
 # ------------------------------------------------------------------------ hostile programs
 
 HOSTILE = programs("functions_hostile_python.txt")
@@ -601,7 +610,8 @@ def test_leetcode_s_programs_need_no_imports(entry_point):
 
 def test_tests_that_await_the_program_are_unscorable():
     code = "import asyncio\nassert asyncio.run(f()) == 1"
-    assert run("async def f(): return 1", code, "", "f")[0] == "unscorable"
+    reason = "the tests await the program, which runs apart from them"
+    assert run("async def f(): return 1", code, "", "f") == ("unscorable", reason)
 
 
 def rows(name, step):

@@ -12,10 +12,14 @@ from tramontane.config import VerifierConfig
 from tramontane.data.code import parse_tests
 from tramontane.errors import InputError
 from tramontane.types import Problem
-from tramontane.verifier.code.grade import draw_tests, judge, same_output
+from tramontane.verifier.code import sandbox
+from tramontane.verifier.code.grade import Trial, draw_tests, judge, run_trial, same_output
 
 CONFIG = VerifierConfig(code_timeout_s=20.0, allow_unsandboxed=True)
 SHORT = VerifierConfig(code_timeout_s=0.2, allow_unsandboxed=True)
+FRACTION = CONFIG.model_copy(
+    update={"reward": CONFIG.reward.model_copy(update={"code": "fraction"})}
+)
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
 needs_gpp = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 SUM = Problem(
@@ -40,7 +44,8 @@ def run(program, problem=SUM, tag="python", config=CONFIG):
 
 
 def test_right_and_wrong():
-    assert run("print(sum(map(int, input().split())))").outcome == "right"
+    right = "print(sum(map(int, input().split())))"
+    assert run(right) == run(right, tag="") == ("right", "", right + "\n", 1.0)
     assert run("print(3)")[:2] == ("wrong", "test 2 of 2: wrong output")
     failed = run("print(undefined)")
     assert failed.outcome == "wrong"
@@ -104,12 +109,18 @@ def test_the_share_passed_is_of_the_tests_that_were_run():
     problem = Problem("echo", "code", "?", tests={"type": "stdio", "cases": cases})
     (number, wrong), _ = draw_tests(problem, 2)
     wrong["output"] = "no"
-    config = CONFIG.model_copy(
-        update={"code_tests": 2, "reward": CONFIG.reward.model_copy(update={"code": "fraction"})}
-    )
-    judged = run("print(input())", problem, config=config)
-    assert judged.share == 0.5
+    judged = run("print(input())", problem, config=FRACTION.model_copy(update={"code_tests": 2}))
+    assert (judged.outcome, judged.share) == ("wrong", 0.5)
     assert judged.reason == f"1 of 2 tests; test {number} of 5: wrong output"
+
+
+def test_after_three_timeouts_the_rest_counts_as_failed():
+    late = "import time\nn = int(input())\ntime.sleep(9 * (n in (0, 1, 3)))\nprint(n)"
+    problem = stdio(*((f"{n}", f"{n}") for n in range(5)))
+    config = FRACTION.model_copy(update={"code_timeout_s": 0.1})
+    judged = run(late, problem, config=config)
+    assert judged.share == 1 / 5  # though the last would pass
+    assert judged.reason.startswith("1 of 5 tests; test 1 of 5: timed out after 0.2 s")
 
 
 def test_function_tests_are_in_python():
@@ -228,10 +239,7 @@ def test_a_row_s_own_checker_decides_where_several_outputs_are_right(language, c
     judged = run("print(5, -1)", problem)
     assert judged[:2] == ("wrong", "test 1 of 2: wrong output" + " (no such sum)" * (not language))
     assert run("raise ValueError", problem).reason.endswith("ValueError")
-    fraction = CONFIG.model_copy(
-        update={"reward": CONFIG.reward.model_copy(update={"code": "fraction"})}
-    )
-    assert run(halves, problem, config=fraction).share == 1.0
+    assert run(halves, problem, config=FRACTION).share == 1.0
 
 
 @pytest.mark.parametrize(
@@ -259,6 +267,49 @@ def test_an_output_that_a_sound_checker_cannot_read_is_wrong():
     assert run("print(3, 1)", problem)[:2] == ("right", "")
 
 
+NAMES = """
+import sys
+assert sys.argv[1:] == ["input", "output", "answer"]
+given, printed, _ = (open(name).read() for name in sys.argv[1:])
+sys.exit(int(printed) <= int(given) and f"not above {given}")
+"""
+
+
+def test_a_checker_is_told_of_what_ran_and_rejects_the_rest():
+    cases = [(f"{n}", "9") for n in (3, 7, 4, 5)]
+    problem = stdio(*cases, checker="program", checker_code=NAMES)
+    judged = run("n = int(input())\nassert n < 7\nprint(2 * n - 4)", problem, config=FRACTION)
+    assert (judged.outcome, judged.share) == ("wrong", 1 / 4)
+    assert judged.reason == "1 of 4 tests; test 1 of 4: wrong output (not above 3)"
+
+
+@needs_gpp
+def test_a_checker_in_c():
+    code = """
+    #include <stdio.h>
+    int main(int n, char **names) { return fopen(names[2], "r") ? 0 : 3; }"""
+    problem = stdio(("4", "1 3"), checker="program", checker_code=code, checker_language="c")
+    assert run("print(5)", problem)[:2] == ("right", "")
+    problem.tests["checker_code"] = "int main() { return x; }"
+    judged = run("print(6)", problem)
+    assert judged.outcome == "unscorable"
+    assert judged.reason.startswith("the checker does not compile: exit code 1: ")
+
+
+def test_a_checker_that_rejects_its_answer_is_at_fault_for_a_failure():
+    code = "import sys\nsys.exit(1 if len(open(sys.argv[2]).read().split()) == 2 else 3)"
+    judged = run("print(5)", stdio(("4", "1 3"), checker="program", checker_code=code))
+    assert judged.outcome == "unscorable"
+    assert judged.reason == "the checker failed: exit code 3; it does not accept the answer either"
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_a_checker_rejects_by_its_exit_code(code):
+    exits = f"import sys\nsys.exit({code})"  # whatever it is given
+    problem = stdio(("4", "1 3"), checker="program", checker_code=exits)
+    assert run("print(5)", problem)[:2] == ("wrong", "wrong output")
+
+
 @needs_gpp
 @pytest.mark.parametrize("tag", ["py3", "pypy3", "Python", "cpp17", "C++14", "gnu++20", "c", "c11"])
 def test_tags_of_languages(tag):
@@ -283,6 +334,26 @@ def test_cpp():
     broken = run("int main() { return undefined; }", tag="c++")
     assert broken.outcome == "wrong"
     assert broken.reason.startswith("does not compile")
+
+
+def test_a_trial_goes_on_until_it_was_late_too_often():
+    program = "import time\nn = int(input())\nassert n != 1, 'one'\n"
+    program += "time.sleep(9 * (n in (2, 4)))\nprint(n)"
+    config = VerifierConfig(code_timeout_s=0.1, allow_unsandboxed=sandbox.probe() == "rlimits")
+    failed, late = (
+        ("", "exit code 1: AssertionError: one"),
+        ("", "timed out after 0.2 s, most of it asleep"),
+    )
+    trial = Trial("python", program, [f"{n}" for n in range(7)], max_timeouts=2)
+    printed = run_trial(trial, config)
+    assert printed == [("0\n", ""), failed, late, ("3\n", ""), late, late, late]
+
+
+@needs_gpp
+def test_a_trial_of_what_does_not_compile():
+    one, two = run_trial(Trial("c", "int main() { return x; }", ["1", "2"]), CONFIG)
+    assert one == two and one.output == ""
+    assert one.failure.startswith("does not compile: exit code 1: ")
 
 
 def samples(name, n):

@@ -1,6 +1,7 @@
 """Whose name is whose in function tests, the statement's own functions, and programs that do
 nothing, without running any."""
 
+import os
 import sys
 from dataclasses import replace
 
@@ -9,12 +10,14 @@ import pytest
 from tramontane.types import Problem
 from tramontane.verifier.code.functions import (
     _late,
+    _verdict,
     _with_helpers,
     doing_nothing,
     helper_source,
     names_of,
 )
-from tramontane.verifier.code.sandbox import Limits
+from tramontane.verifier.code.inside import records, wire
+from tramontane.verifier.code.sandbox import Limits, Results
 from tramontane.verifier.code.sandbox.running import Result, Times
 
 MEAN = "assert mean([1, 2]) == 1.5"
@@ -286,3 +289,50 @@ def test_a_late_program_has_used_its_time_or_the_host_was_busy(tests, program, h
         assert judged[:2] == ("unscorable", "the host was too busy to run it within 10 s")
     else:
         assert judged[:2] == ("wrong", f"timed out after {had:.2g} s, most of it asleep")
+
+
+def reported(status, errors, times):
+    """What a sandbox says of its one execution."""
+    reading, writing = os.pipe()
+    for record in ((records.READY, b"", b""), (status, b"", errors)):
+        records.send_record(writing, record, times)
+    os.close(writing)
+    return Results(reading, [Limits(1.0, 300)], keep_going=False)
+
+
+def exits(code, errors=b"", times=(0.0, 0.0, 0.0)):
+    return code << 8, errors, times
+
+
+BUSY = "the host was too busy to run it within 10 s"
+
+
+@pytest.mark.parametrize(
+    ("tests", "program", "outcome", "reason"),
+    [
+        (exits(0), exits(3), "right", ""),
+        (exits(1, b"AssertionError (line 2)"), exits(3), "wrong", "AssertionError (line 2)"),
+        (exits(wire.BROKEN, b"they need f: g"), exits(3), "unscorable", "they need f: g"),
+        ((records.HOST, b"", (0, 0, 0)), exits(3), "unscorable",
+         "the host had no process or memory left to run it"),
+        # The program ended first.
+        (exits(wire.GONE), exits(0), "wrong", "ended before its tests"),
+        (exits(wire.GONE), exits(3, b"E"), "wrong", "exit code 3: E"),
+        (exits(wire.GONE), (9, b"", (0, 0, 0)), "wrong", "killed by signal 9"),
+        (exits(wire.GONE), (records.LATE, b"", (0, 0, 0)), "wrong", "timed out after 1 s"),
+        (exits(wire.GONE), (records.HOST, b"", (0, 0, 0)), "unscorable",
+         "the host had no process or memory left to run it"),
+        # A process was stopped asleep, or by the clock.
+        ((records.BUSY, b"", (0.5, 0, 10)), exits(0, times=(0.5, 0, 10)), "unscorable", BUSY),
+        ((records.ASLEEP, b"", (0.5, 0, 10)), exits(3, times=(0.5, 0, 10)), "unscorable", BUSY),
+        (exits(wire.GONE, times=(1, 0, 10)), (records.BUSY, b"", (0.5, 0, 10)), "unscorable", BUSY),
+        ((records.ASLEEP, b"", (1, 9, 10)), exits(0, times=(0.5, 2, 10)), "wrong",
+         "timed out after 2.5 s, most of it asleep"),
+    ],
+)  # fmt: skip
+def test_how_both_processes_ended_is_the_verdict(tests, program, outcome, reason):
+    ends = [reported(*end) for end in (program, tests)]
+    judged = _verdict(*ends, Limits(1.0, 300))
+    for results in ends:
+        results.close()
+    assert (judged.outcome, judged.reason, judged.share) == (outcome, reason, outcome == "right")

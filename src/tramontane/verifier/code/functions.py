@@ -115,10 +115,8 @@ def _verdict(program: sandbox.Results, tests: sandbox.Results, limits: sandbox.L
             return _late(end, program_end, limits)
         if program_end.is_unjudged:
             return Judgment("unscorable", program_end.failure)
-        if program_end.failure and program_end.code != 0:
-            return Judgment("wrong", program_end.failure)
         ended = program_end.code == 0
-        return Judgment("wrong", "ended before its tests" if ended else "left its tests")
+        return Judgment("wrong", "ended before its tests" if ended else program_end.failure)
     return Judgment("wrong", end.failure.removeprefix("exit code 1: "))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import marshal
 import random
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -48,11 +48,8 @@ _PRELUDE = "".join(f"from {name} import *\n" for name in _STARRED) + (
 class _Run:
     program: str
     language: Language
-    problem: Problem
-    config: VerifierConfig
-
-    def __hash__(self) -> int:
-        return hash((self.program, self.language, self.problem.id))
+    problem: Problem = field(hash=False)  # has dicts
+    config: VerifierConfig = field(hash=False)
 
 
 def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgment:
@@ -125,16 +122,14 @@ def time_limit(problem: Problem, config: VerifierConfig) -> float:
 
 def seconds_for(executions: int, *, compilers: int, config: VerifierConfig) -> float:
     """Longest time by the clock of these executions and compilers, in one sandbox that starts."""
-    clock = sandbox.Limits(config.code_timeout_s, 0).clock_seconds
+    clock = config.code_timeout_s * sandbox.CLOCK_FACTOR
     return executions * (clock + 0.5) + compilers * sandbox.COMPILE_SECONDS + 20
 
 
 def draw_tests(problem: Problem, n: int) -> list[tuple[int, dict[str, Any]]]:
     """`n` numbered tests in their original order, the same for every completion of a problem."""
     cases = list(enumerate((problem.tests or {})["cases"], 1))
-    if len(cases) <= n:
-        return cases
-    return sorted(random.Random(f"tests of {problem.id}").sample(cases, n), key=lambda c: c[0])
+    return sorted(random.Random(f"tests of {problem.id}").sample(cases, min(n, len(cases))))
 
 
 @lru_cache(maxsize=1)  # the pool sends equal answers of a group to one worker, in a row
