@@ -17,16 +17,17 @@ from tramontane.run.folder import RunFolder
 MIB = 1 << 20
 
 
-def main(disk: Path) -> None:
+def main(disk: Path, model: str) -> None:
     disk.mkdir()
     folder = RunFolder(disk / "run")
     config = small_config(
         folder.path,
+        model=model,
         pipeline={"updates": 4, "n_batch": 16},
         checkpoint={"every": 1, "keep": 3},
     )
 
-    mount("-t", "tmpfs", "-o", "size=40m", "tmpfs", disk)
+    mount("-t", "tmpfs", "-o", "size=16m", "tmpfs", disk)
     with pytest.raises(InputError) as full:
         train(config, quiet=True, report=False)
     partial = folder.checkpoints / "update_2.partial"
@@ -73,4 +74,4 @@ def mount(*args: str | Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -378,7 +378,9 @@ def test_a_file_that_cannot_be_written_is_named_with_the_remedy(
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_the_run_with_what_was_done_and_it_can_be_resumed(tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_run_with_what_was_done_and_it_can_be_resumed(
+    tmp_path: Path, one_layer: str
+) -> None:
     """The errors of other placements are checked in `placement/test_placement.py`."""
     inside = ["unshare", "--user", "--map-root-user", "--mount"]
     disk = tmp_path / "disk"
@@ -388,7 +390,7 @@ def test_a_full_disk_ends_the_run_with_what_was_done_and_it_can_be_resumed(tmp_p
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no file system can be mounted here: {error}")
     done = subprocess.run(
-        [*inside, sys.executable, "-m", "tests.run.full_disk", str(disk)],
+        [*inside, sys.executable, "-m", "tests.run.full_disk", str(disk), one_layer],
         capture_output=True,
         text=True,
         timeout=480,
