@@ -39,9 +39,16 @@ class CountingGenerator:
                 grown.add(r.group, r.index, **new)
         ended = {(c.group, c.index) for c in completions}
         self.requests = [r for r in self.requests if (r.group, r.index) not in ended]
-        return Progress(completions, grown, busy_seconds=0.5 * self.polls)
+        return Progress(
+            completions,
+            grown,
+            busy_seconds=0.5 * self.polls,
+            prefilled_tokens=3,
+            parked_tokens=2,
+        )
 
     def fetch(self, version: int, weights: Any) -> None:
+        assert weights is not None
         self.fetched.append(version)
 
     def swap(self, version: int) -> float:

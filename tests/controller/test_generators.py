@@ -45,21 +45,23 @@ from tramontane.types import Completion, SamplingParams
 class Idle:
     """A handle that is never called."""
 
-    name = "idle"
+    name, closed = "idle", False
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def group(number: int, size: int, tokens: int = 4) -> list[Completion]:
     return [Completion.requested(number, i, [1], 0, SamplingParams(tokens)) for i in range(size)]
 
 
+SIZES = {"n_async": 23, "group_size": 4, "n_batch": 12, "l_max": 96}
+
+
 def pool_of(
-    workers: list[CountingGenerator], notes: list[tuple[str, dict[str, object]]]
+    workers: list[CountingGenerator], notes: list[tuple[str, dict[str, object]]], **sizes: Any
 ) -> GeneratorPool:
-    config = small_config(
-        "unused",
-        pipeline={"n_async": 23, "group_size": 4, "n_batch": 12, "l_max": 96},
-        generator={"workers": len(workers)},
-    )
+    config = small_config("unused", pipeline=SIZES | sizes, generator={"workers": len(workers)})
     return GeneratorPool(
         lambda number, *size: ThreadHandle(f"generator {number}", lambda: workers[number]),
         config,
@@ -92,7 +94,9 @@ def test_a_pool_spreads_groups_and_speaks_for_all_its_generators():
         )
         await pool.resize(config)
         await pool.resize(config)  # nothing to change
-        assert [w.sizes for w in workers] == [[((23 - 4) // 3 + 4, 30 + 80)]] * 3
+        await pool.resize(config, longest=90)
+        slots_each = (23 - 4) // 3 + 4
+        assert [w.sizes for w in workers] == [[(slots_each, 30 + 80), (slots_each, 30 + 90)]] * 3
         pool.close()
 
     asyncio.run(use())
@@ -117,7 +121,9 @@ def test_a_generators_tokens_are_known_as_they_are_sampled_and_each_version_is_l
         assert 3 <= request.versions.count(0) <= 3 + AHEAD
         assert notes[1:] == [("generator 0", {"version": 1})]
         assert generator.generated_tokens == len(request.token_ids)
-        assert generator.busy_seconds == 0.5 * len(request.token_ids)  # by the polls that were read
+        read = len(request.token_ids)  # polls, a token each
+        assert generator.busy_seconds == 0.5 * read
+        assert (generator.prefilled_tokens, generator.parked_tokens) == (3 * read, 2 * read)
         pool.close()
 
     asyncio.run(use())
@@ -245,15 +251,19 @@ def test_only_a_request_whose_keys_were_kept_returns_to_its_generator():
 
 
 def test_a_synchronous_stage_shares_groups_by_their_numbers():
-    pool = pool_of([CountingGenerator() for _ in range(3)], [])
-    sizes = {"n_async": 23, "group_size": 4, "n_batch": 12, "l_max": 96}
+    pool = pool_of([CountingGenerator() for _ in range(3)], [], max_staleness=0)
 
     async def use() -> None:
-        for bound, numbers, homes in ((0, (3, 1, 2, 6), [0, 1, 2, 0]), (2, (33,), [2])):
-            settings = small_config(
-                "unused", pipeline={**sizes, "max_staleness": bound}, generator={"workers": 3}
-            )
-            await pool.resize(settings)
+        for bound, numbers, homes in (
+            (None, (3, 1, 2, 6), [0, 1, 2, 0]),
+            (2, (33,), [2]),
+            (0, (36,), [0]),
+        ):
+            if bound is not None:
+                settings = small_config(
+                    "unused", pipeline=SIZES | {"max_staleness": bound}, generator={"workers": 3}
+                )
+                await pool.resize(settings)
             given = [group(number, 1 + number % 2) for number in numbers]
             for requests in given:
                 pool.submit(requests)
@@ -337,7 +347,11 @@ def test_completions_wait_for_their_own_reader_whoever_polled_last():
         assert [c.index for c in evaluated] == [0, 1]
         assert (pool.in_flight, pool.evaluating) == (0, 0)
         assert generator.has_work
+        await generator.ask("control", "stats")  # behind the polls under way
+        polls = worker.polls
         assert [c.index for c in await generator.poll()] == [0, 1, 2]
+        await generator.ask("control", "stats")
+        assert worker.polls == polls  # they were there
         assert not generator.has_work
 
         generator.submit(group(1, 3, tokens=4))
@@ -359,6 +373,7 @@ def test_time_without_work_is_counted_while_it_lasts(monkeypatch):
     pool = pool_of([CountingGenerator()], [])
     (generator,) = pool
     monkeypatch.setattr(pooled_generator.time, "monotonic", lambda: next(clock))
+    assert generator.seconds_without_work == 0.0
     with generator.without_work():
         assert generator.seconds_without_work == 2.5
     assert generator.seconds_without_work == 4.0
@@ -414,6 +429,27 @@ def test_slots_are_as_configured_and_at_most_a_generators_share(configured, expe
     )
     assert [m.name for m in pool] == ["idle", "idle"]
     assert sizes == [(expected, 8 + config.pipeline.l_max)] * 2
+    pool.close()
+    assert all(m.handle.closed for m in pool)
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(2, (18 - 4) // 2 + 4), (6, (22 - 6) // 2 + 6)])
+def test_a_generators_share_has_room_for_clients(asked, expected):
+    config = small_config(
+        "unused",
+        pipeline={"n_async": 16, "n_batch": 32, "group_size": 4},
+        generator={"workers": 2, "serve": {"completions": asked}},
+    )
+    assert share(config) == slots(config) == expected
+
+
+def test_a_pool_without_generators_does_not_pause():
+    """As of a run on recorded completions alone."""
+    config = small_config("unused")
+    none = config.generator.model_copy(update={"workers": 0})
+    config = config.model_copy(update={"generator": none})
+    pool = GeneratorPool(lambda *_: Idle(), config, print, unheard, max_prompt=8)
+    assert asyncio.run(pool.update(1, LocalWeights())) == 0.0
 
 
 def test_begun_requests_come_first_in_their_order():
@@ -602,7 +638,7 @@ def test_a_generator_that_dies_at_every_start_ends_the_run(ray_cluster, tmp_path
 
 
 def test_a_loss_has_the_name_of_its_handle(tmp_path, monkeypatch):
-    """An engine's own process does not know it."""
+    """An engine's own process does not know it. A pool tells of the loss, and cannot start."""
     monkeypatch.setattr("tramontane.controller.pooled_generator.STARTS", 1)
     config = small_config(tmp_path, placement={"kind": "ray"})
     lost: list[WorkerLost] = []
@@ -610,11 +646,11 @@ def test_a_loss_has_the_name_of_its_handle(tmp_path, monkeypatch):
     def die() -> None:
         raise WorkerDied("vLLM's process 7 died")
 
-    generator = PooledGenerator(
-        lambda: ThreadHandle("generator 0", die), config, lost.append, unheard
+    pool = GeneratorPool(
+        lambda *_: ThreadHandle("generator 0", die), config, lost.append, unheard, max_prompt=8
     )
     with pytest.raises(WorkerDied, match="process 7"):
-        asyncio.run(generator.started())
+        asyncio.run(pool.started())
     assert [loss.worker for loss in lost] == ["generator 0"]
 
 
@@ -679,6 +715,7 @@ def test_the_least_loaded_generator_is_the_first_of_those_with_fewest_requests(
         assert loads.total == sum(load for load, _ in known)
         assert loads.others == sum(load for _, load in known)
         assert loads.least() == min(range(generators), key=lambda n: known[n][0])
+        assert len(loads._heap) <= 4 * generators + 1  # outdated entries are dropped
 
 
 def test_polls_of_many_generators_are_longer_and_vary_but_not_in_a_synchronous_run() -> None:

@@ -16,6 +16,7 @@ from tramontane.config import Config, TeacherConfig
 from tramontane.controller.generators import generator_maker
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
+from tramontane.generator import load_generator
 from tramontane.models.loading import load_tokenizer
 from tramontane.placement.seats import seats
 from tramontane.placement.thread import LocalPlacement
@@ -126,12 +127,15 @@ def test_each_generator_is_loaded_onto_its_own_gpu(monkeypatch: pytest.MonkeyPat
     started: list[tuple[int, partial[Any]]] = []
     config, encoder = run_on("cuda", "cuda", 6, 2), PromptEncoder(load_tokenizer("tiny"))
     placement = LocalPlacement(config, print)
-    monkeypatch.setattr(placement, "generator", lambda *given: started.append(given))
+    monkeypatch.setattr(placement, "generator", lambda *given: started.append(given) or given)
     make = generator_maker(config, "tiny", encoder, placement)
     for number in (0, 5, 3, 5):  # the last replaces a lost one
-        make(number, 4, 64)
+        assert make(number, 4, 64) == started[-1]
     devices = [(number, load.args[1].device) for number, load in started]
     assert devices == [(0, "cuda:2"), (5, "cuda:7"), (3, "cuda:5"), (5, "cuda:7")]
+    told = "tiny", 4, 64, encoder.response, config.timeouts.heartbeat
+    for _, load in started:
+        assert load.func is load_generator and (load.args[0], *load.args[2:]) == told
 
 
 @pytest.mark.parametrize(

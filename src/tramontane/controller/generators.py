@@ -154,10 +154,9 @@ class GeneratorPool:
         return request.generator if request.keep_kv and request.token_ids else None
 
     def cancel(self, group: int) -> None:
-        """Drop the unfinished requests of a client's group; no other group may have its number."""
+        """Drop the requests of a client's group; no other group may have its number."""
         for member in self._members:
-            if any(key[0] == group for key in member.requests):
-                member.cancel(group)
+            member.cancel(group)
 
     async def resize(self, config: Config, longest: int = 0) -> None:
         """Resize all generators for another stage; nothing may be in flight.

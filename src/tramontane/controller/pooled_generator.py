@@ -144,12 +144,14 @@ class PooledGenerator:
         return [request for request, _ in ended]
 
     def cancel(self, group: int) -> None:
-        """Drop the unfinished requests of a client's group; no other group may have its number."""
+        """Drop the requests of a client's group; no other group may have its number."""
+        self._ended[ASKED] = [pair for pair in self._ended[ASKED] if pair[0].group != group]
         keys = [key for key in self.requests if key[0] == group]
+        if not keys:
+            return
         for key in keys:
             del self.requests[key]
         self.unfinished[ASKED] -= len(keys)
-        self._ended[ASKED] = [pair for pair in self._ended[ASKED] if pair[0].group != group]
         self.handle.submit("cancel", group)  # after the polls that may carry its requests
         self.changed()
 
@@ -182,10 +184,10 @@ class PooledGenerator:
                 progress = await answer(handle, "poll", future, limit=limit)
             except WorkerLost as lost:
                 await self._replace(handle, lost)
-                return
-            if handle is self.handle:  # not lost meanwhile, in another call
-                self._losses = 0
-                self._record(progress)
+            else:
+                if handle is self.handle:  # not lost meanwhile, in another call
+                    self._losses = 0
+                    self._record(progress)
 
     async def ask(self, limit: str, method: str, *args: Any) -> Any:
         """Make any other call; if the worker is lost, repeat the call with the replacement."""
