@@ -57,6 +57,8 @@ def test_hidden_tests_decide_and_are_not_told():
     assert tried(right) == tried(right, tag="") == ("right", "", right + "\n", 1.0)
     by_heart = READ + "print(a + b if a < 3 else 0)"
     assert tried(by_heart) == ("wrong", "it fails a hidden test", by_heart + "\n", 0.0)
+    half = READ + "print(a + b if a < 4 else 0)"
+    assert tried(half).share == 0
     # Of the three hidden ones.
     for condition, share in (("a < 4", 1 / 3), ("a != 3", 2 / 3)):
         judged = tried(READ + f"print(a + b if {condition} else 0)", reward={"code": "fraction"})
@@ -82,6 +84,7 @@ def test_programs_have_the_imports_that_their_rules_give_them():
     [
         (READ + "print(a + b)", "right"),
         (READ + "print(a * b)", "wrong"),
+        ("print(2)", "right"),
         ("print(a", "SyntaxError: '(' was never closed"),
         # Of the test it could say something, if it were given it.
         ("import sys\nraise SyntaxError(sys.stdin.read() or 'nothing')", "SyntaxError: nothing"),

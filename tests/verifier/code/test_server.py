@@ -15,7 +15,7 @@ from tests.rungs import why_not
 from tramontane.config import VerifierConfig
 from tramontane.types import Problem
 from tramontane.verifier.code import sandbox
-from tramontane.verifier.code.grade import judge
+from tramontane.verifier.code.grade import _run_tests, judge
 from tramontane.verifier.code.sandbox import server
 from tramontane.verifier.code.shown import try_program
 
@@ -209,7 +209,9 @@ def test_a_program_is_not_blamed_for_the_death_of_its_server(rung):
 
 
 CASES = [{"input": f"{n}", "output": f"{n}"} for n in range(3)]
-ENDLESS = "import time\ntime.sleep(30)"
+# Are seen from outside while they run, by being nice or by the compiler's name.
+SEEN = "    import os, time\n    os.nice(7)\n    time.sleep(30)\n"
+ENDLESS = f"if True:\n{SEEN}"
 # Takes a second to compile.
 LONG = """constexpr int sum() {
     int n = 0;
@@ -219,9 +221,39 @@ LONG = """constexpr int sum() {
 static_assert(sum() > 0);
 int main() {}"""
 needs_gpp = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+needs_sandbox = pytest.mark.skipif(sandbox.probe() == "rlimits", reason="needs root and a sandbox")
 
 
-@pytest.mark.skipif(sandbox.probe() == "rlimits", reason="needs root and a sandbox")
+def is_seen(pid):
+    try:
+        name, rest = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)
+    except OSError:
+        return False
+    return rest.split()[16] == "7" or "cc1plus" in name
+
+
+def when_seen(then):
+    """A thread that calls `then` once a program is seen, with the process of the best rung's server
+    and the first process of the sandbox."""
+    rung = sandbox.probe()
+    assert output("print(1)", rung) == ["1"]
+    first = server._servers[rung, 0]._process.pid
+    before = set(family(first))
+
+    def watch():
+        deadline = time.monotonic() + GONE_SECONDS
+        while time.monotonic() < deadline:
+            new = [pid for pid in family(first) if pid not in before]
+            if any(map(is_seen, new)):
+                return then(first, new[0])
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
+
+
+@needs_sandbox
 @pytest.mark.parametrize("judged_by", [judge, try_program])
 @pytest.mark.parametrize(
     ("tag", "program", "tests", "blamed"),
@@ -235,23 +267,38 @@ needs_gpp = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_no_verdict_blames_a_program_for_the_death_of_its_server(
     judged_by, tag, program, tests, blamed
 ):
-    rung = sandbox.probe()
-    assert output("print(1)", rung) == ["1"]
-    old = server._servers[rung, 0]._process.pid
-    before = set(family(old))
-
-    def kill():
-        """End the server as soon as it has forked the program's sandbox."""
-        deadline = time.monotonic() + GONE_SECONDS
-        while before.issuperset(family(old)) and time.monotonic() < deadline:
-            time.sleep(0.001)
-        os.killpg(old, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
+    killer = when_seen(lambda first, _: os.killpg(first, signal.SIGKILL))
     config = VerifierConfig(code_timeout_s=20.0)
     judged = judged_by(f"```{tag}\n{program}\n```", Problem("p", "code", "f", tests=tests), config)
     killer.join()
     assert (judged.outcome, judged.answer) == ("unscorable", program + "\n")
     told = blamed if judged_by is judge else ""
     assert judged.reason in (told + server.ENDED, f"{told}the sandbox did not start")
+    if judged_by is judge:
+        assert _run_tests.cache_info().currsize == 0  # an equal program is tried again
+
+
+FRACTION = VerifierConfig(code_timeout_s=20.0, reward={"code": "fraction"})
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("program", "checker", "outcome", "reason", "share"),
+    [
+        (f"n = int(input())\nif n == 1:\n{SEEN}print(n)", {}, "wrong",
+         "1 of 3 tests; test 2 of 3: killed the sandbox", 1 / 3),
+        ("print(int(input()) + 1)",
+         {"checker": "program",
+          "checker_code": f"import sys\nif open(sys.argv[2]).read() == '2\\n':\n{SEEN}"},
+         "unscorable", "the checker ended its sandbox", 0.0),
+    ],
+)  # fmt: skip
+def test_a_program_that_ends_its_sandbox_has_failed_the_rest(
+    program, checker, outcome, reason, share
+):
+    """Something kills the first process of the sandbox while the second test runs."""
+    killer = when_seen(lambda _, own: os.kill(own, signal.SIGKILL))
+    problem = Problem("p", "code", "", tests={"type": "stdio", "cases": CASES, **checker})
+    judged = judge(f"```python\n{program}\n```", problem, FRACTION)
+    killer.join()
+    assert (judged.outcome, judged.reason, judged.share) == (outcome, reason, share)
