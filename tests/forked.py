@@ -26,11 +26,12 @@ import pytest
 import tramontane
 from tramontane.cli import main
 from tramontane.config import Config
-from tramontane.placement import warm
+from tramontane.placement import ranks, warm
 
 TIMEOUT_S = 600  # limit for a process to end, or to reach the moment of its kill
 SWEEPING = ("sweep", "study")  # commands whose runs are forks of one process
 START_METHOD = "forkserver"
+RANKS = "TESTS_START_METHOD_OF_RANKS"  # variable of a command
 context = multiprocessing.get_context(START_METHOD)
 context.set_forkserver_preload(
     [
@@ -74,7 +75,8 @@ def train_killed_at(config: str, update: int) -> None:
 
 
 class Command:
-    """`tramontane ARGS`, or `python SCRIPT ARGS`, running in a process group of its own.
+    """`tramontane ARGS`, or `python SCRIPT ARGS`, running in a process group of its own. Its ranks
+    start as those of the tests do: with `forked_ranks`, outside of its group.
 
     Args:
         args: words after `tramontane`, or the path of a script (`.py`) and its words.
@@ -93,7 +95,7 @@ class Command:
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self._output, theirs = context.Pipe(duplex=False)
-        environment = dict(variables or {})
+        environment = {RANKS: ranks.START_METHOD, **(variables or {})}
         if temporary is not None:
             environment["TMPDIR"] = str(temporary)
         place = str(folder or os.getcwd())
@@ -154,6 +156,7 @@ def _run_command(
     os.setsid()
     os.chdir(folder)
     os.environ.update(variables)
+    ranks.START_METHOD = os.environ.pop(RANKS)
     tempfile.tempdir = None  # asked for again
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which background jobs ignore
     os.dup2(output.fileno(), sys.stdout.fileno())

@@ -1,5 +1,6 @@
 """Runs that are killed or interrupted and then resumed; those that are killed are processes."""
 
+import json
 import os
 import signal
 import threading
@@ -158,13 +159,20 @@ def test_asynchronous_run_killed_and_resumed_loses_no_group_and_no_token(
     assert [m["learning_rate"] for m in folder.metrics()] == [1e-4] * 3 + [1e-5] * 6
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_ctrl_c_ends_with_a_checkpoint_and_the_run_goes_on(tmp_path: Path, one_layer: str) -> None:
     """With ranks in processes, which get the signal too; the run resumes with one rank."""
     sizes = {"updates": 6, "n_batch": 16}
     config = small_config(tmp_path / "run", model=one_layer, pipeline=sizes, trainer={"ranks": 2})
     process = start(config, tmp_path)
     wait_for_updates(tmp_path / "run", 1, process)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: every process of the run gets it
+    log = [json.loads(line) for line in (tmp_path / "run/workers.jsonl").open()]
+    ranks = {row["process"] for row in log if row["worker"].startswith("trainer")} - {process.pid}
+    assert len(ranks) == 2
+    # As a terminal does: every process of the run gets it.
+    for rank in ranks:
+        os.kill(rank, signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     output = process.communicate()
     assert process.wait() == 130, output
     assert "Traceback" not in output
