@@ -83,12 +83,34 @@ class Box:
         return f"{Box.begun['seed']}"
 
 
-def conversation(kind, *messages, problem=PROBLEM, config=None):
+class Closed:
+    closed: list = []  # noqa: RUF012
+
+    def look(self) -> str:
+        """Look."""
+        return "left"
+
+    def close(self):
+        self.closed.append(type(self).__name__)
+
+
+class ClosedWorld(Closed):
+    @property
+    def tools(self):
+        return [Box().peek]
+
+    def step(self, message):
+        return "", None, True
+
+
+def conversation(kind, *messages, problem=PROBLEM, config=None, tools=()):
     """(the session, its first chat, its replies, its last reward)."""
     path = f"{__name__}:{kind.__name__}"
+    tools = [f"{__name__}:{each.__name__}" for each in tools]
 
     async def run():
-        made = Session(DataConfig(train="playground:", environment=path), 1000, Runner())
+        data = DataConfig(train="playground:", environment=path, tools=tools)
+        made = Session(data, 1000, Runner())
         try:
             chat = await made.start(problem, 5, config)
             replies = [await made.step(message) for message in messages]
@@ -123,6 +145,7 @@ LONG = "x" * (sessions.MAX_CHARACTERS - 1)
         (SimpleNamespace(messages="a"), Reply([user("a")])),
         (SimpleNamespace(messages=(), done=True, reward=2, other=3), Reply([], 2.0, True)),
         ({"messages": "a", "done": 0}, Reply([user("a")])),
+        ({"messages": "a", "reward": 1, "done": True}, Reply([user("a")], 1.0, True)),
         (("half \ud800", None, False), Reply([user("half ?")])),
         (([user([{"type": "text", "text": "a"}, "b"])], None, False), Reply([user("ab")])),
         (([user("a", name="x")], None, False), Reply([user("a")])),
@@ -262,6 +285,22 @@ def test_a_toolbox_begins_with_what_it_takes_and_ends_with_a_turn_without_calls(
     replies = conversation(Box, call, SAID)[2]
     assert Box.begun == {"seed": 5, "problem": PROBLEM}
     assert replies == [Reply([{"role": "tool", "content": "5"}]), Reply([], None, True)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "tools", "offered", "closed"),
+    [
+        (ClosedWorld, [], ["peek"], ["ClosedWorld"]),
+        (ClosedWorld, [Closed], ["look", "peek"], ["Closed", "ClosedWorld"]),
+        (Closed, [], ["look"], ["Closed"]),  # a toolbox in an environment's place
+        (Closed, [Box], ["peek", "look"], ["Closed"]),
+    ],
+)
+def test_the_environment_and_each_toolbox_are_offered_and_closed_once(kind, tools, offered, closed):
+    Closed.closed.clear()
+    made, *_ = conversation(kind, tools=tools)
+    assert [tool["function"]["name"] for tool in made.tools] == offered
+    assert Closed.closed == closed
 
 
 def test_a_chat_is_unlike_the_problems_in_a_role_or_a_content():
