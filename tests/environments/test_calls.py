@@ -293,6 +293,11 @@ def test_thoughts_in_a_channel_are_those_of_gemma_alone():
     assert parse(text, "hermes")[1:3] == ("", text)
 
 
+def test_cohere_s_tokens_around_a_content_are_no_part_of_it():
+    for kind in ("RESPONSE", "TEXT"):
+        assert parse(f"<|START_{kind}|>3<|END_{kind}|>", "hermes").content == "3"
+
+
 def test_a_message_of_harmony_has_no_calls_without_tools():
     text = '<|channel|>commentary to=functions.add<|message|>{"a": 1}<|call|>'
     assert parse(text, "harmony", []) == (text, "", "", [])

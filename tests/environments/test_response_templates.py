@@ -100,9 +100,12 @@ def test_a_response_template_is_given_the_prompts_end_the_tools_and_the_last_tok
     assert [text for text, *_ in scripted.asked] == ["x", "x" + END]
     assert all(prefix.endswith(prompt) for _, prefix, _ in scripted.asked)
     assert all(tools == TOOLS for *_, tools in scripted.asked)
+    scripted._found.append({"tool_calls": [CALL]})
+    scripted._parser.parse("x", TOOLS)
+    assert scripted.asked[2][1] == scripted.asked[0][1].removesuffix("<think>\n")
     opening = Scripted({}, {}, opens="<think>\n")
     opening.parse("<think>\nx", prefix="<think>\n")
-    assert [prefix for _, prefix, _ in opening.asked] == [prefix for _, prefix, _ in scripted.asked]
+    assert [made[1] for made in opening.asked] == [made[1] for made in scripted.asked[:2]]
     refusing = Scripted({}, refuses=True)
     refusing.parse("<think>\nx", prefix="<think>\n")
     assert refusing.asked[0][:2] == ("x", "<think>\n")

@@ -281,6 +281,27 @@ def test_a_failure_within_keeps_its_own_words():
         ran(fails)
 
 
+def test_a_coroutine_that_nobody_waits_for_any_more_is_canceled():
+    async def leave():
+        entered, ended = asyncio.Event(), asyncio.Event()
+
+        async def hang():
+            try:
+                entered.set()
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        task = asyncio.create_task(Runner().run(hang))
+        await entered.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(ended.wait(), 60)
+
+    asyncio.run(leave())
+
+
 @pytest.mark.parametrize("of_conversation", [True, False])
 def test_what_nobody_waits_for_any_more_is_counted_until_it_ends(of_conversation):
     hold, entered, called = threading.Event(), threading.Event(), []
