@@ -47,6 +47,22 @@ def test_requests_continue_one_sequence_to_the_token(shape):
     assert talk(worker_of("Adder", shape), "It is 6.")[0].turn.reward == 0.0
 
 
+def test_conversations_at_once_have_an_address_each():
+    worker = worker_of("Adder")
+
+    async def run():
+        keys = [(3, number) for number in range(2)]
+        started = [await worker.start(key, problem(), 7) for key in keys]
+        assert len(worker._switchboard.lines) == 2
+        for key in keys:
+            await worker.close(key)
+        assert not worker._switchboard.lines
+        return [each.prompt_ids for each in started]
+
+    one, other = asyncio.run(run())
+    assert one == other
+
+
 def test_another_chat_is_a_new_sequence():
     worker = worker_of("Forgetful")
     answered, spoken = talk(worker, "A draft.", "Better.")

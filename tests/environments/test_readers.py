@@ -51,6 +51,7 @@ def shown(calls):
 
         ("mistral", '[TOOL_CALLS] f [CALL_ID]a1[ARGS] {"a": 1} ', "", [F]),
         ("mistral", '[TOOL_CALLS]f\n[ARGS]{"a": 1}', "", [F]),
+        ("mistral", '[TOOL_CALLS]f[CALL_ID][ARGS]{"a": 1}', "", [F]),
         ("mistral", 'x[TOOL_CALLS]f g[ARGS]{"a": 1}', "x", [("f g", A)]),
         ("mistral", "[TOOL_CALLS]f[ARGS]{} x", "", ["[TOOL_CALLS]f[ARGS]{} x"]),
         ("mistral", "[TOOL_CALLS]f[ARGS][1]", "", ["[TOOL_CALLS]f[ARGS][1]"]),

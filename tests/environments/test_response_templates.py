@@ -1,5 +1,6 @@
 """Calls that a tokenizer's `response_template` reads, and the forms that chat templates show."""
 
+import asyncio
 import json
 from types import SimpleNamespace
 
@@ -8,12 +9,15 @@ import pytest
 from tests.environments.templates import tokenizer_of
 from tests.environments.worlds import add
 from tests.environments.written import in_json, in_tags, said, tokenizer
+from tramontane.config import Config
+from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.calls import Parser, form_of
 from tramontane.environments.forms import MAX_CALLS
 from tramontane.environments.learned import ARGUMENT, NAME
 from tramontane.environments.tools import schema_of
+from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
-from tramontane.types import PAPER_TAGS
+from tramontane.types import PAPER_TAGS, Problem
 
 TOOLS = [schema_of(add)]
 CALL = {"name": "f", "arguments": {"a": 1}}
@@ -180,6 +184,18 @@ def test_calls_in_a_form_that_is_not_read_are_refused_where_there_are_tools():
     with pytest.raises(InputError, match=f"a call is '#{NAME}:{ARGUMENT}': name the form"):
         parser.check(TOOLS)
     Parser(tokenizer(said), "auto", PAPER_TAGS).check(TOOLS)  # it writes no calls
+
+
+def test_so_are_those_of_an_environments_own_tools():
+    made = tokenizer_of.__wrapped__("qwen2.5")
+    written = "c.function.arguments | tojson"
+    made.chat_template = made.chat_template.replace(written, "c.function.arguments.x")
+    data = {"train": "playground:", "tools": ["tests.environments.worlds:add"]}
+    worker = EnvironmentWorker(Config(model="tiny", data=data), PromptEncoder(made))
+    for tools, ending in ((data["tools"], "environment_failed"), ([], None)):
+        worker._config.data.tools = tools
+        started = asyncio.run(worker.start((0, 0), Problem("1", "math", "?", answer="5"), 7))
+        assert started.ending == ending and ("is not read" in started.reason) == bool(tools)
 
 
 def test_a_response_template_comes_before_what_is_learned():

@@ -300,7 +300,8 @@ def test_calls_in_a_form_that_is_not_read_are_refused():
     template = AS_JSON.replace("<｜tool▁call▁begin｜>", "<call>")
     tokenizer.chat_template = template.replace("c.function.arguments", "c.function.arguments[1:]")
     row = Family(PromptEncoder(tokenizer)).row()
-    assert row["calls read back"].state == "refused" and "not read" in str(row["calls read back"])
+    told = str(row["calls read back"])
+    assert told.startswith("refused; ") and "not read" in told and told.endswith("(calls)")
     escaped = "(c.function.arguments | tojson)[1:-1]"  # not as JSON, nor as a text of it
     tokenizer.chat_template = template.replace("c.function.arguments", escaped)
     assert "<call>" in Parser(tokenizer, "auto", PAPER_TAGS).unread
