@@ -284,6 +284,14 @@ def test_thoughts_that_a_template_writes_behind_the_message_are_refused(calls):
         chat.follow(message("3", calls, "Add them."), [user("And 3?")])
 
 
+@pytest.mark.parametrize("calls", [[], [CALL]], ids=["answer", "call"])
+def test_a_turn_that_a_template_refuses_is_refused_in_its_words(calls):
+    refuses = "{% if messages | length > 2 %}{{ raise_exception('one turn alone') }}{% endif %}"
+    _, chat, _ = keyed(refuses + KEYED.replace("BEHIND", ""))
+    with pytest.raises(InputError, match="one turn alone"):
+        chat.follow(message("3", calls), [user("And 3?")])
+
+
 def test_an_emptied_pair_of_tags_is_not_appended():
     """The model wrote an empty pair, and the template leaves it out of earlier turns."""
     _, chat, _ = keyed(KEYED.replace("BEHIND", ""))

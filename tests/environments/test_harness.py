@@ -9,13 +9,17 @@ import pytest
 
 pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane-rl[view]'")
 
+from fastapi import HTTPException
+
 from tests.environments import harnesses
 from tests.environments.templates import tokenizer_of
 from tests.environments.test_worker import KEY, Talk, call, problem, talk
 from tramontane.config import Config, DataConfig
+from tramontane.config.images import ImagesConfig
 from tramontane.controller.conversations import take_answer
 from tramontane.data.prompts import PromptEncoder
-from tramontane.environments import loading
+from tramontane.environments import loading, wire
+from tramontane.environments.harness import Line
 from tramontane.environments.protocol import Started
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
@@ -61,6 +65,24 @@ def test_conversations_at_once_have_an_address_each():
 
     one, other = asyncio.run(run())
     assert one == other
+
+
+def test_a_request_that_repeats_one_under_way_shares_its_turn():
+    async def run():
+        line = Line(PromptEncoder(tokenizer_of("qwen2.5")), ImagesConfig().limits)
+        bodies = [wire.TokenRequest(token_ids=[token]) for token in (5, 6, 5)]
+        tasks = [asyncio.create_task(line.continued(body)) for body in bodies]
+        await asyncio.sleep(0)
+        asked = [line.requests.get_nowait() for _ in range(line.requests.qsize())]
+        assert [(each.body.token_ids, each.clients) for each in asked] == [([5], 2), ([6], 1)]
+        line.close(HTTPException(410, "over"))
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [each.status_code for each in found] == [410] * 3
+        for wrong in ({"n": 2}, {"stop": ["x"]}):
+            with pytest.raises(HTTPException, match="`n` is 1 and `stop` is not supported"):
+                await line.continued(wire.TokenRequest(token_ids=[5], sampling_params=wrong))
+
+    asyncio.run(run())
 
 
 def test_another_chat_is_a_new_sequence():

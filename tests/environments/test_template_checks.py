@@ -378,6 +378,11 @@ def test_fine_tuning_learns_what_the_template_marks():
     learned = [int(n >= len(example.prompt) and n not in put) for n in range(len(own))]
     assert learned == found["assistant_masks"][: len(own)]
     assert own == found["input_ids"][: len(own)]
+    some = MARKED.replace("'assistant' %}", "'assistant' and m.content != '4' %}", 1)
+    encoder = PromptEncoder(build_tokenizer(some, *OWN["marked"][1:]))
+    unmarked = Conversation.of([*chat, ASKED, chat[1] | {"content": "4"}], [], "row 1")
+    with pytest.raises(InputError, match="row 1: .* marks no part of a message as generated"):
+        list(ConversationEncoder(encoder, lambda _, text: text).examples(unmarked, "row 1"))
 
 
 def test_several_calls_of_one_turn_are_written_as_in_a_history():
