@@ -303,6 +303,12 @@ def test_the_environment_and_each_toolbox_are_offered_and_closed_once(kind, tool
     assert Closed.closed == closed
 
 
+def test_an_environment_does_not_go_on_beyond_a_limit():
+    session = Session(DataConfig(train="playground:"), 1000, Runner())
+    assert asyncio.run(session.refuse("context_full", "too long")) is None
+    assert session.ending == "context_full" and not session.withdraws()
+
+
 def test_a_chat_is_unlike_the_problems_in_a_role_or_a_content():
     assert unlike([user("1 + 1?")], PROBLEM) == []
     assert unlike([user("1 + 1?", images=["x"])], PROBLEM) == []

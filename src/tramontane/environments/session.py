@@ -245,11 +245,8 @@ class Session:
         )
 
     def _read(self, message: Mapping[str, Any]) -> Message:
-        role, content = encoded(message["role"]), message["content"]
-        if isinstance(content, str):
-            return Message(role=role, content=encoded(content))
-        text, images = joined(content, self._data.images.limits)
-        return _message(role, encoded(text), images)
+        text, images = joined(message["content"], self._data.images.limits)
+        return _message(encoded(message["role"]), encoded(text), images)
 
 
 def unlike(chat: Sequence[Message], problem: Problem | None) -> list[Message]:
