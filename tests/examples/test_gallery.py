@@ -53,9 +53,9 @@ def run(root: Path, words: list[str]) -> str:
     return printed
 
 
-def smaller() -> str:
+def smaller(model: str) -> str:
     """`examples/small.yaml` in smoke size."""
-    sizes = yaml.safe_load((ROOT / "examples/small.yaml").read_text())
+    sizes = yaml.safe_load((ROOT / "examples/small.yaml").read_text()) | {"model": model}
     for key, value in SMOKE.items():
         section, _, name = key.partition(".")
         sizes[section][name] = value
@@ -64,13 +64,13 @@ def smaller() -> str:
     return yaml.safe_dump(sizes)
 
 
-def smoke(words: list[str], root: Path) -> list[str]:
-    """A command of the index with smaller sizes."""
+def smoke(words: list[str], root: Path, model: str) -> list[str]:
+    """A command of the index with smaller sizes, and a smaller model."""
     if words[0] == "tramontane":
         program = words[1:]
         if words[1] == "sft":
             return [*program, "model=tiny", "steps=1", "batch_tokens=512"]
-        (root / "smoke.yaml").write_text(smaller())
+        (root / "smoke.yaml").write_text(smaller(model))
         base = program.index("examples/small.yaml")
         last = ["--seeds", "1"]
         if words[1] == "sweep":
@@ -80,7 +80,7 @@ def smoke(words: list[str], root: Path) -> list[str]:
     source = (ROOT / words[1]).read_text()
     if words[1].endswith(("rl_loop.py", "trl_script.py")):
         return words[1:]
-    sizes = [f"{key}={value}" for key, value in SMOKE.items()]
+    sizes = [f"{key}={value}" for key, value in SMOKE.items()] + [f"model={model}"]
     if "pipeline.diversity" not in source:
         sizes.append("pipeline.diversity=none")
     if "cold_start" in source:
@@ -115,20 +115,20 @@ def test_a_trl_script_and_its_counterpart_have_the_same_rows_and_reward() -> Non
 
 @pytest.mark.slow(10)
 @pytest.mark.parametrize("command", commands())
-def test_a_command_of_the_gallery_works(command: str, root: Path) -> None:
+def test_a_command_of_the_gallery_works(command: str, root: Path, one_layer: str) -> None:
     words = shlex.split(command)
     if words[1].endswith("rl_loop.py"):
         return  # tests/examples/test_rl_loop.py
     for needed, name in (("trl", "trl_script.py"), ("openai", "harness.py")):
         if words[1].endswith(name) and importlib.util.find_spec(needed) is None:
             pytest.skip(f"{needed} is not installed")
-    run(root, smoke(words, root))
+    run(root, smoke(words, root, one_layer))
     assert [*root.glob("runs/*"), *root.glob("studies/*"), *root.glob("sweeps/*")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", sorted((ROOT / "examples").glob("*.ipynb")), ids=str)
-def test_a_notebook_runs_and_shows_its_outputs(notebook: Path, root: Path) -> None:
+def test_a_notebook_runs_and_shows_its_outputs(notebook: Path, root: Path, one_layer: str) -> None:
     """Its cells as one script; the cell that is tagged `parameters` is followed by smaller ones."""
     cells = [c for c in json.loads(notebook.read_text())["cells"] if c["cell_type"] == "code"]
     assert any(cell["outputs"] for cell in cells)
@@ -138,16 +138,17 @@ def test_a_notebook_runs_and_shows_its_outputs(notebook: Path, root: Path) -> No
         script += "".join(cell["source"]) + "\n"
         if "parameters" in cell["metadata"].get("tags", ()):
             small = {key: value for key, value in SMOKE.items() if key.startswith("pipeline")}
-            script += f"sizes |= {small | {'pipeline.diversity': 'none'}!r}\n"
+            small |= {"pipeline.diversity": "none", "model": one_layer}
+            script += f"sizes |= {small!r}\n"
     assert "sizes |= " in script
     (root / "notebook.py").write_text(script)
     assert "update 1" in run(root, ["notebook.py"])
 
 
 @pytest.mark.slow
-def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
+def test_the_python_of_the_readme_runs(tmp_path: Path, one_layer: str) -> None:
     (tmp_path / "examples").mkdir()
-    (tmp_path / "examples/small.yaml").write_text(smaller())
+    (tmp_path / "examples/small.yaml").write_text(smaller(one_layer))
     [program] = blocks(ROOT / "README.md", "python")
     (tmp_path / "readme.py").write_text(program)
     assert "update_1/weights" in run(tmp_path, ["readme.py"])
