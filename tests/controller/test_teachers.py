@@ -131,6 +131,34 @@ def test_the_added_term_asks_about_sampled_groups_alone(tmp_path: Path) -> None:
     assert asked == [[True] * 12, [True, True, False, False] * 3]
 
 
+class Noted(ThreadHandle):
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+        super().close()
+
+
+def test_a_teacher_has_the_limit_of_a_start_before_that_of_its_scores(tmp_path: Path) -> None:
+    def make(name: str, model_name: str) -> Handle:
+        def slowly() -> MortalTeacher:
+            time.sleep(0.3)
+            return MortalTeacher(model_name, [])
+
+        return ThreadHandle(name, slowly)
+
+    settings, scored = config(tmp_path, "thread"), batch()
+    for start, fails in ((0.05, True), (30.0, False)):
+        limits = settings.timeouts.model_copy(update={"start": start, "scoring": 0.15})
+        timed = settings.model_copy(update={"timeouts": limits})
+        with Teachers(make, timed, pytest.fail) as teachers:
+            if fails:
+                with pytest.raises(WorkerLost, match=r"0\.05 s \(timeouts\.start\)"):
+                    asyncio.run(teachers.started())
+            else:
+                asyncio.run(teachers.score(scored, scored.train_batch(vote)))
+
+
 class MortalTeacher:
     """Dies as often as is left of `deaths`."""
 
@@ -152,11 +180,13 @@ def test_a_lost_teacher_is_replaced_a_few_times_unless_it_is_a_thread(
 ) -> None:
     left, lost = [f"death {n}" for n in range(deaths)], list[str]()
     made_with: list[tuple[str, str]] = []
+    handles: list[Noted] = []
 
     def make(name: str, model_name: str) -> Handle:
         made_with.append((name, model_name))
         deaths = left if name == "teacher 2" else []
-        return ThreadHandle(name, lambda: MortalTeacher(model_name, deaths))
+        handles.append(Noted(name, lambda: MortalTeacher(model_name, deaths)))
+        return handles[-1]
 
     scored = batch()
     replaced = lambda error: lost.append(str(error))  # noqa: E731
@@ -177,6 +207,9 @@ def test_a_lost_teacher_is_replaced_a_few_times_unless_it_is_a_thread(
             for group, sequences in zip(scored.groups, made.groups, strict=True):
                 name = "coder" if group.problem.domain == "code" else "general"
                 assert [s.teacher for s in sequences] == [(name, 0.9)] * 2
+        lost_ones = [h for h in handles if h.name == "teacher 2"][: len(lost)]
+        assert [h for h in handles if h.closed] == lost_ones
+    assert all(h.closed for h in handles)
     assert lost == [f"death {n}" for n in range(deaths - bool(failure))]
     assert made_with[4:] == [("teacher 2", "coder")] * len(lost)
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from tests.pictures import picture, uri
 from tests.runs import small_config
 from tests.vision import write_wrapper
 from tramontane.cli import app
-from tramontane.config import Config
+from tramontane.config import Config, ObjectiveConfig
+from tramontane.config.generator import InterruptionConfig
+from tramontane.config.judge import JudgeConfig
 from tramontane.controller.images import check_images, unsupported
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import encoder_of
@@ -182,13 +185,16 @@ def test_a_teacher_that_does_not_see_the_same_is_refused(given, tmp_path):
         return Config(teacher={"model": str(model)}, **objective)
 
     check_images(taught(given / "model"), encoder, [problem], compiled=False)
-    with pytest.raises(InputError, match="the teacher would not see it: .*takes no images"):
+    check_images(taught("tiny"), encoder, [problem])  # an evaluation asks no teacher
+    says = "problem 'a': has an image, and the teacher would not see it: .*takes no images"
+    with pytest.raises(InputError, match=says):
         check_images(taught("tiny"), encoder, [problem], compiled=False)
     shutil.copytree(given / "model", tmp_path / "other")
     file = tmp_path / "other" / "preprocessor_config.json"
     kept = json.loads(file.read_text())
     file.write_text(json.dumps(kept | {"size": {"longest_edge": 28}}))
-    with pytest.raises(InputError, match=r"takes 2 tokens \[IMG\] of teacher .*, and 8 \[IMG\] of"):
+    says = r"problem 'a': its image takes 2 tokens \[IMG\] of teacher .*, and 8 \[IMG\] of"
+    with pytest.raises(InputError, match=says):
         check_images(taught(tmp_path / "other"), encoder, [problem], compiled=False)
 
 
@@ -263,8 +269,22 @@ def test_what_only_a_trainer_refuses_does_not_concern_an_evaluation(given):
     problem = Problem("a", "math", "What?", "1", images=(uri(picture(30, 30)),))
     config = Config(trainer={"ranks": 2, "context_parallel": 2})
     check_images(config, encoder, [problem])
-    with pytest.raises(InputError, match=r"trainer.context_parallel"):
+    says = r"problem 'a': has an image, and ranks that share rows take none yet \(trainer\.context"
+    with pytest.raises(InputError, match=says):
         check_images(config, encoder, [problem], compiled=False)
+    blind = encoder_of(Config(model="tiny"))
+    with pytest.raises(InputError, match="'tiny': it takes no images"):
+        check_images(Config(), blind, [problem])
+    torn = replace(problem, images=("data:image/png;base64,AAAA",), where="row 3")
+    with pytest.raises(InputError, match="row 3: "):
+        check_images(Config(), encoder, [torn])
+    vision = {"vision": "all", "dtype": "float32"}
+    trained, without = Config(trainer=vision), [replace(problem, images=())]
+    check_images(trained, encoder, [*without, problem], compiled=False)
+    check_images(trained, encoder, without)
+    check_images(Config(), encoder, without, compiled=False)
+    with pytest.raises(InputError, match=r"^trainer\.vision: all trains on images, and the rows"):
+        check_images(trained, encoder, without, compiled=False)
 
 
 def test_judges_that_would_not_see_are_refused(given):
@@ -282,3 +302,45 @@ def test_judges_that_would_not_see_are_refused(given):
     endpoint = judging(endpoint={"url": "http://x", "model": "m"})
     check_images(endpoint, encoder, [problem])
     assert "verifier.judge" in dict(unsupported(endpoint, None, None))
+
+
+def test_all_that_takes_no_images_yet_is_named(tmp_path):
+    write_wrapper(tmp_path / "model", "qwen3_vl")
+    images = encoder_of(Config(model=str(tmp_path / "model"))).images
+    plain = Config()
+    config = plain.model_copy(
+        update={
+            "generator": plain.generator.model_copy(
+                update={
+                    "kind": "vllm",
+                    "device": "cuda",
+                    "interruption": InterruptionConfig(after=(4, 4)),
+                }
+            ),
+            "trainer": plain.trainer.model_copy(
+                update={"context_parallel": 2, "objective": ObjectiveConfig(name="dro")}
+            ),
+            "verifier": plain.verifier.model_copy(
+                update={"judge": JudgeConfig(reward_model={"path": "tiny"})}
+            ),
+            "cold_start": "cold",
+            "data": plain.data.model_copy(update={"trajectories": "rows"}),
+        }
+    )
+    sampled = {
+        "generator.compile": "compiled layers of its model",
+        "generator.kind": "vLLM's generators, for a family whose images change more than "
+        "embeddings,",
+        "generator.interruption": "interrupted thoughts",
+        "verifier.judge": "reward models",
+    }
+    trained = {
+        "trainer.compile": "compiled layers of its model",
+        "trainer.context_parallel": "ranks that share rows",
+        "trainer.objective": "value networks",
+        "cold_start": "cold starts",
+        "data.trajectories": "recorded completions",
+    }
+    assert dict(unsupported(config, images, None)) == sampled
+    assert dict(unsupported(config, images, True)) == sampled | trained
+    assert [*unsupported(plain, images, True)] == [("trainer.compile", trained["trainer.compile"])]
