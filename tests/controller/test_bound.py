@@ -7,6 +7,7 @@ it sampled the token, whatever the controller believes.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -182,5 +183,8 @@ def test_a_batch_that_waits_for_its_annotation_holds_up_no_generator(
 
 
 def test_a_trainer_that_counts_other_updates_than_the_controller_ends_the_run(forty: Path) -> None:
-    with pytest.raises(RuntimeError, match="the trainer has made 6 updates, the controller 1"):
+    message = "the trainer has made 6 updates, the controller 1"
+    with pytest.raises(RuntimeError, match=message) as raised:
         run(forty, CountingTrainer(lead=5))
+    if sys.version_info >= (3, 11):
+        assert raised.value.__notes__ == ["raised in the task 'train'"]
