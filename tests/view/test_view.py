@@ -510,7 +510,7 @@ def test_a_file_that_a_resume_removes_meanwhile_is_named(tmp_path: Path) -> None
     [part] = rollouts.refresh()
     folder.rewind(0)
     with pytest.raises(InputError, match=r"update_000001.parquet: damaged or gone"):
-        rollouts.texts(part, 0)
+        rollouts.texts(part, [0])
 
 
 def test_a_run_of_an_earlier_version_opens_and_says_what_it_lacks(tmp_path: Path) -> None:

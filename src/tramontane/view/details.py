@@ -14,13 +14,14 @@ from tramontane.config.images import ImageFormat
 from tramontane.errors import InputError, reading
 from tramontane.models.images import THUMBNAIL, Limits, data_uri, thumbnail
 from tramontane.run.columns import versions_of
+from tramontane.view.rollouts import UpdateFile
 from tramontane.view.runs import Run
 
 Row = dict[str, Any]
 SHOWN = ("row", "group", "index", "verdict", "reward", "advantage", "tokens", "oldest", "newest",
          "reason", "finish_reason", "language", "ending")  # fmt: skip
 TOKENWISE = ("token_ids", "tokens_text", "logprobs", "log_ratios", "versions")  # one entry a token
-
+READ_AT_ONCE = 8  # completions: with their tokens each may take megabytes
 OF_GROUP = 192  # pixels a side of an image beside others of its update
 # Of images in a folder that may come from elsewhere.
 LIMITS = Limits(2**26, 2**26, get_args(ImageFormat))
@@ -56,7 +57,13 @@ def with_pictures(turns: Sequence[Row] | None, run: Run) -> list[Row] | None:
 
 
 def rollout(run: Run, update: int, row: int) -> Row:
-    """A completion with its tokens, and the completions of its group.
+    """A completion; see `rollouts`."""
+    [found] = rollouts(run, update, [row])
+    return found
+
+
+def rollouts(run: Run, update: int, rows: Sequence[int]) -> Iterator[Row]:
+    """Completions with their tokens, each with the completions of its group.
 
     `pictures` are those of its first prompt, small; messages of turns have theirs.
     `prompt` is what a conversation began with, and None otherwise. `tokens_text` is None without a
@@ -67,8 +74,18 @@ def rollout(run: Run, update: int, row: int) -> Row:
         KeyError: no such completion.
         InputError: its file is damaged or gone.
     """
-    part, narrow = run.rollouts.at(update, row)
-    found = run.rollouts.texts(part, row)
+    part = run.rollouts.of(update)
+    for start in range(0, len(rows), READ_AT_ONCE):
+        some = rows[start : start + READ_AT_ONCE]
+        if part is None or not all(0 <= row < len(part.table) for row in some):
+            raise KeyError((update, some))
+        for row, texts in zip(some, run.rollouts.texts(part, some), strict=True):
+            yield _rollout(run, part, row, texts)
+
+
+def _rollout(run: Run, part: UpdateFile, row: int, found: Row) -> Row:
+    """A completion, by its wide columns."""
+    [narrow] = part.table.slice(row, 1).to_pylist()
     found["token_ids"] = found["token_ids"] or []
     found["tokens_text"] = texts = run.tokens.texts(found["token_ids"])
     earlier = [_earlier(sequence, run) for sequence in found.pop("earlier") or ()]

@@ -91,8 +91,7 @@ def _groups(run: Run, update: int, shown: list[int]) -> tuple[Row, list[int]]:
 def _completions(run: Run, update: int, rows: list[int]) -> Iterator[tuple[int, Row]]:
     """The completions of these rows with their tokens, up to `MAX_TOKENS`."""
     left = MAX_TOKENS
-    for row in rows:
-        found = details.rollout(run, update, row)
+    for row, found in zip(rows, details.rollouts(run, update, rows), strict=True):
         pieces = found["turns"] or [found]
         count = sum(len(piece["token_ids"]) for piece in pieces)
         shown = min(count, MAX_COMPLETION)

@@ -142,18 +142,6 @@ class Rollouts:
                 found |= dict(zip(inside, taken, strict=True))
         return [{name: found[row].get(name) for name in columns} for row in rows]
 
-    def at(self, update: int, row: int) -> tuple[UpdateFile, Row]:
-        """A row by the number of its update and its place in the file.
-
-        Raises:
-            InputError: the file is damaged.
-            KeyError: no such row.
-        """
-        part = self.of(update)
-        if part is None or not 0 <= row < len(part.table):
-            raise KeyError((update, row))
-        return part, part.table.slice(row, 1).to_pylist()[0]
-
     def of(self, update: int) -> UpdateFile | None:
         """The file of an update, if it is there.
 
@@ -165,15 +153,17 @@ class Rollouts:
             raise InputError(part.damage)
         return part
 
-    def texts(self, part: UpdateFile, row: int) -> Row:
-        """The wide columns of one row, with `versions` instead of `version_spans`."""
+    def texts(self, part: UpdateFile, rows: Sequence[int]) -> list[Row]:
+        """The wide columns of some rows, with `versions` instead of `version_spans`."""
         names = [
             "problem", "image_files", "image_tokens", "reference", "text", "answer",
             "filtered_detail", "parts", "token_ids", "logprobs", "log_ratios", "version_spans",
             "ending_reason", "turns", "earlier", "prompt_ids",
         ]  # fmt: skip
-        found = self.wide(part, row, names)
-        return found | {"versions": versions_of(found.pop("version_spans") or [])}
+        return [
+            found | {"versions": versions_of(found.pop("version_spans") or [])}
+            for found in self.wide_rows(part, rows, names)
+        ]
 
 
 @contextmanager
