@@ -1,6 +1,7 @@
 """Programs and their shown tests: what the model may read, and what only judges."""
 
 import shutil
+import time
 from dataclasses import replace
 
 import pytest
@@ -65,6 +66,13 @@ def test_hidden_tests_decide_and_are_not_told():
         assert judged.share == pytest.approx(share)
     assert tried(by_heart, code_tests=2, reward={"code": "fraction"}).share == 0
     assert try_program("no program", SUMS, VerifierConfig()) == NO_PROGRAM
+
+
+def test_the_first_hidden_test_that_fails_ends_the_others():
+    began = time.monotonic()
+    late = READ + "import time\ntime.sleep(30 * (a > 3))\nprint(a + b if a < 3 else 0)"
+    assert tried(late, code_timeout_s=20.0).outcome == "wrong"
+    assert time.monotonic() - began < 20
 
 
 def test_what_is_no_text_is_told_as_far_as_it_is():

@@ -196,6 +196,8 @@ def test_a_function_named_like_a_builtin(rung):
     liar = "class math:\n    isclose = lambda *a: True\ndef f(): return 5"
     assert run(liar, code) == ("wrong", "AssertionError (line 1 of the tests)")
     assert run("def math(): return 4", "assert math() == 4", entry_point="math")[0] == "right"
+    code = "assert gcd(3, 5) == sqrt(4)"  # of two names of the library, the problem's
+    assert run("def gcd(*x): return 2", code, entry_point="gcd")[0] == "right"
 
 
 # Each program returns something else than 4, and would be right by a name of its own.

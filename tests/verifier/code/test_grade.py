@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import shutil
+import time
 
 import pytest
 
@@ -112,6 +113,14 @@ def test_the_share_passed_is_of_the_tests_that_were_run():
     judged = run("print(input())", problem, config=FRACTION.model_copy(update={"code_tests": 2}))
     assert (judged.outcome, judged.share) == ("wrong", 0.5)
     assert judged.reason == f"1 of 2 tests; test {number} of 5: wrong output"
+
+
+def test_the_first_failed_test_ends_the_others():
+    program = "import time\nn = int(input())\ntime.sleep(30 * n)\nprint(7)"
+    began = time.monotonic()
+    judged = run(program, stdio(("0", "0"), ("1", "7")))
+    assert judged[:2] == ("wrong", "test 1 of 2: wrong output")
+    assert time.monotonic() - began < 20
 
 
 def test_after_three_timeouts_the_rest_counts_as_failed():
