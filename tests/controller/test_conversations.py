@@ -27,6 +27,7 @@ from tests.controller.test_bound import Copies, CountingTrainer, HalfRight, Upda
 from tramontane.config import Config
 from tramontane.controller import conversations as conversations_module
 from tramontane.controller.conversations import (
+    FORK,
     MAX_FAULTS,
     Conversations,
     _begin_again,
@@ -182,6 +183,17 @@ def test_what_is_known_of_tokens_goes_with_them() -> None:
     fork = replace(fork, status=Status.STEPPING)
     take_answer(fork, Continued(replace(turn, text="again"), withdrawn=True, max_tokens=4))
     assert (fork.allowed, [*fork.token_ids], fork.seed) == (first, [8], 7)
+    assert fork.prompt_ids == [5]
+    # A turn of the second sequence is withdrawn once a third has begun, and the end follows.
+    for prompt in ([9], [10]):
+        say(fork, [3], 0)
+        turn = TurnRecord(fork.turn_start, len(fork.token_ids), len(fork.earlier), "")
+        take_answer(fork, Continued(turn, prompt_ids=prompt, max_tokens=4))
+    say(fork, [2], 0)
+    fork.finish_reason = "length"
+    take_answer(fork, Continued(turn, withdrawn=True, ending="completed"))
+    assert (fork.prompt_ids, [*fork.token_ids], fork.seed) == ([9], [3], 7 + FORK)
+    assert (fork.finish_reason, len(fork.earlier), len(fork.turns)) == ("stop", 1, 3)
     again = replace(sampled(), status=Status.LOST)
     _begin_again(again, 12)
     assert again.allowed is again.experts is None and not again.token_ids

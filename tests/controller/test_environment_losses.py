@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,20 @@ import pytest
 
 from tests.controller.driven import config
 from tramontane.config import Config
-from tramontane.controller.conversations import MAX_DEATHS, Conversations, end
+from tramontane.controller.conversations import (
+    FORK,
+    LOOK_SECONDS,
+    MAX_DEATHS,
+    Conversations,
+    end,
+)
 from tramontane.environments.host import Call
 from tramontane.environments.protocol import Continued, Lost, Started
 from tramontane.errors import InputError
 from tramontane.placement import WorkerDied, WorkerLost
 from tramontane.placement.thread import ThreadHandle
 from tramontane.status import Status
+from tramontane.tokens import EarlierSequence, floats, ints
 from tramontane.types import Completion, Group, Problem, SamplingParams, ToolCall, TurnRecord
 
 PROBLEM = Problem("p", "math", "1 + 1?", "2")
@@ -34,6 +43,7 @@ class ScriptedHost:
         self.answer, self.calls, self.restarts, self.closed = answer, list[Call](), 0, False
 
     def exchange(self, calls: list[Call], seconds: float) -> tuple[list[tuple[int, Any]], int]:
+        assert seconds == LOOK_SECONDS
         self.calls += calls
         found = [(c.number, self.answer(c)) for c in calls if c.method != "close"]
         return found, self.restarts
@@ -77,6 +87,7 @@ def using(
     left = iter(hosts)
 
     def make(number: int) -> ThreadHandle:
+        assert 0 <= number < settings.conversation.workers
         host = next(left)
         return ThreadHandle(f"environment {number}", lambda: host)
 
@@ -101,7 +112,8 @@ def test_a_lost_conversation_is_replayed_or_begins_again_until_it_is_blamed(
     host = ScriptedHost(answer)
 
     async def use(conversations: Conversations) -> None:
-        whole = begun(seed=40, index=1)
+        whole = begun(seed=40 + FORK, index=1)
+        whole.earlier = [EarlierSequence([4], ints(), floats(), ints())]
         whole.turns = [TurnRecord(0, 1, 0, "turn 0")]  # as if read from a checkpoint
         whole.prompt_ids, whole.status = [5], Status.LOST
         for array, value in ((whole.token_ids, 7), (whole.logprobs, -1.0), (whole.versions, 0)):
@@ -123,36 +135,95 @@ def test_a_lost_conversation_is_replayed_or_begins_again_until_it_is_blamed(
         assert counts["conversations_replayed"] == again
         assert counts["conversations_restarted"] == 0
         told = next(call for call in host.calls if call.method == "replay")
-        assert told.arguments[1] == 40  # the seed of its group
+        assert told.arguments[:2] == (PROBLEM, 40)  # the seed of its group
         assert told.arguments[2].finish_reason == "stop"
         assert told.limit_s == 2 * 30.0  # a step of the replay, and one more
     else:
         assert counts["conversations_restarted"] == 1  # later it had no turn to lose
         assert counts["conversations_replayed"] == 0
         started = next(call for call in host.calls if call.method == "start")
-        assert started.arguments[1] == 40 and started.limit_s == 30.0
+        assert started.arguments == (PROBLEM, 40, sys.maxsize) and started.limit_s == 30.0
+    assert {call.limit_s for call in host.calls if call.method == "step"} == {30.0}
+    assert not any(conversations._loads.values())
 
 
 def test_a_step_that_was_late_ends_its_conversation_at_once(forty: Path) -> None:
     def answer(call: Call) -> Any:
-        return Lost("killed", late=True) if call.method == "step" else answered(call)
+        if call.method != "step":
+            return answered(call)
+        turn = call.arguments[0]
+        assert (turn.turns, turn.experts, turn.allowed) == (
+            [],
+            None,
+            None,
+        )  # it needs none of these
+        return Lost("killed", late=True)
 
     async def use(conversations: Conversations) -> None:
         whole = begun()
         await conversations.answer(96, PROBLEM, whole)
         assert conversations.tools == {0: ["add"]}
         say(whole)
+        whole.turns = [TurnRecord(0, 1, 0, "")]
+        whole.experts = whole.allowed = "known"  # type: ignore[assignment]
         await conversations.answer(96, PROBLEM, whole)
         assert whole.ending == "step_timeout"
         assert whole.ending_reason == "its environment was killed"
 
-    assert not using(talking(forty), [ScriptedHost(answer)], use)._homes
+    conversations = using(talking(forty), [ScriptedHost(answer)], use)
+    assert not conversations._homes and not conversations._deaths
+
+
+def test_a_conversation_whose_first_turn_nobody_read_begins_again(forty: Path) -> None:
+    """As a resumed run's, which had turns and is not replayed."""
+
+    def answer(call: Call) -> Any:
+        return Started([9]) if call.method == "step" else answered(call)
+
+    async def use(conversations: Conversations) -> None:
+        unread = begun()
+        await conversations.answer(96, PROBLEM, unread)
+        say(unread)
+        resumed = [begun(group=group) for group in (1, 2)]
+        for each in resumed:
+            each.turns, each.status = [TurnRecord(0, 1, 0, "")], Status.LOST
+        for each in (unread, *resumed):
+            each.sampling = SamplingParams(1)
+            await conversations.answer(96, PROBLEM, each)
+            assert (each.status, each.turns, [*each.token_ids]) == (Status.SAMPLED, [], [])
+            assert each.sampling == SamplingParams(96)
+        assert unread.prompt_ids == [9] and conversations.counts["conversations_restarted"] == 2
+
+    using(talking(forty), [ScriptedHost(answer)], use)
+
+
+def test_an_exception_of_this_package_is_told_with_its_place(forty: Path) -> None:
+    said: list[str] = []
+
+    def answer(call: Call) -> Any:
+        return Started(None)  # type: ignore[arg-type]
+
+    async def use(conversations: Conversations) -> None:
+        conversations._failed = said.append
+        whole = begun()
+        await conversations.answer(96, PROBLEM, whole)
+        assert whole.ending == "environment_failed"
+        message = r"this package failed: TypeError: .* is not iterable \(File .*, in _take_start\)"
+        assert re.fullmatch(message, whole.ending_reason)
+
+    using(talking(forty), [ScriptedHost(answer)], use)
+    assert said[0].startswith("conversation 0/0 failed: Traceback")
 
 
 def test_conversations_go_to_the_process_with_the_fewest(forty: Path) -> None:
     hosts = [ScriptedHost(answered) for _ in range(3)]
 
     async def use(conversations: Conversations) -> None:
+        assert [*conversations.counts.items()] == [
+            ("conversations_restarted", 0),
+            ("conversations_replayed", 0),
+            ("environment_restarts", 0),
+        ]
         for group in range(5):
             await conversations.answer(96, PROBLEM, begun(group=group))
         found = [sorted(call.key[0] for call in host.calls) for host in hosts]
@@ -160,6 +231,8 @@ def test_conversations_go_to_the_process_with_the_fewest(forty: Path) -> None:
         conversations._close((2, 0))
         await conversations.answer(96, PROBLEM, begun(group=5))
         assert [call.method for call in hosts[2].calls] == ["start", "close", "start"]
+        _, _, *closed = hosts[2].calls[1]
+        assert closed == [(2, 0), (), 0.0]
 
     using(talking(forty, conversation={"workers": 3}), hosts, use)
     assert all(host.closed for host in hosts)
@@ -209,9 +282,9 @@ def test_an_ended_conversation_keeps_why_its_last_turn_ended(before: Any, after:
     whole = begun()
     whole.finish_reason = before
     whole.turns = [TurnRecord(0, 1, 0, "a"), TurnRecord(1, 2, 0, "b")]
-    end(whole, "max_turns", "2")
+    end(whole, "max_turns")
     assert (whole.finish_reason, whole.text, whole.status) == (after, "a\n\nb", Status.ENDED)
-    assert (whole.ending, whole.ending_reason) == ("max_turns", "2")
+    assert (whole.ending, whole.ending_reason) == ("max_turns", "")
 
 
 def test_the_slowest_tool_of_a_training_step_is_noted(forty: Path) -> None:
@@ -249,6 +322,14 @@ def test_images_of_environments_are_refused_where_a_worker_takes_none(forty: Pat
     verifier = {**judge, "reward": {"judge": 0.5}}
     using(talking(forty, verifier=verifier), [ScriptedHost(answer)], use)
 
+    async def trained(conversations: Conversations) -> None:
+        await conversations.answer(96, PROBLEM, begun(group=-1))  # an evaluation's
+        with pytest.raises(InputError, match="gave an image, and ranks that share rows take none"):
+            await conversations.answer(96, PROBLEM, begun())
+
+    ranks = {"ranks": 2, "context_parallel": 2}
+    using(talking(forty, trainer=ranks), [ScriptedHost(answer)], trained)
+
 
 def test_a_resumed_run_tells_what_becomes_of_its_conversations(forty: Path) -> None:
     async def use(conversations: Conversations) -> None:
@@ -283,7 +364,10 @@ def test_prompts_are_measured_by_beginning_conversations(forty: Path) -> None:
         # 10 tokens and the 37 that were added, and a quarter more than was seen.
         assert await conversations.fit(problems, lambda problem: [1] * 3, 10) == 50
         assert await conversations.fit(problems, lambda problem: [1] * 3, 10, 42) == 42
-        assert conversations.max_prompt == 42
+        assert await conversations.fit(problems, lambda problem: [1] * 3, 10, 40) == 40
+        assert conversations.max_prompt == 40
+        with pytest.raises(InputError, match="has room for 0: "):
+            await conversations.fit(problems, lambda problem: [1] * 3, 10, -5)
         with pytest.raises(InputError, match=r"row 1: .* begins with 40 tokens, .* room for 39: "):
             await conversations.fit(problems, lambda problem: [1] * 3, 10, 39)
 

@@ -39,7 +39,7 @@ from tramontane.errors import InputError
 from tramontane.placement.handle import ConcurrentHandle, Limit, WorkerLost, call
 from tramontane.status import Status
 from tramontane.tokens import EarlierSequence
-from tramontane.types import Completion, Ending, Group, Problem, SamplingParams, ToolCall
+from tramontane.types import Completion, Ending, Group, Problem, SamplingParams
 
 if TYPE_CHECKING:
     from tramontane.placement.place import Placement
@@ -52,7 +52,6 @@ BEGUN_FIRST = 64  # conversations begun before anything is generated, to measure
 MAX_DEATHS = 3  # process deaths during a conversation's steps, after which it is blamed
 MAX_FAULTS = 16  # times that one exception of this package may come; the last ends the run
 FORK = 0x9E3779B97F4A7C15  # added to the seed, so a new sequence draws different random numbers
-NO_CALL = ToolCall("", {}, "")
 Key = tuple[int, int]  # group and index of a conversation
 
 
@@ -154,7 +153,7 @@ class Conversations:
         self._homes: dict[Key, _Host] = {}  # of conversations whose environments have begun
         self._deaths: Counter[Key] = Counter()  # of processes, during a conversation's steps
         self._faults: Counter[str] = Counter()  # by the exception and its place
-        self._loads: Counter[_Host] = Counter(dict.fromkeys(self._hosts, 0))
+        self._loads: Counter[_Host] = Counter()  # their conversations
 
     async def answer(self, l_max: int, problem: Problem, completion: Completion) -> None:
         """Begin a conversation, answer its last turn, or rebuild its environment: until generators
@@ -209,8 +208,9 @@ class Conversations:
             _take_start(completion, answer)
         else:
             if training:
-                tool = max(answer.turn.calls, key=lambda c: c.seconds, default=NO_CALL).name
-                step = Step(began, time.time(), tool or "environment")
+                slowest = max(answer.turn.calls, key=lambda c: c.seconds, default=None)
+                tool = (slowest and slowest.name) or "environment"
+                step = Step(began, time.time(), tool)
                 self.steps[completion.group].append(step)
             take_answer(completion, answer)
 
