@@ -418,6 +418,11 @@ def test_an_answer_that_the_length_cut_says_so(reason):
     assert choice["finish_reason"] == ("length" if reason == "length" else "tool_calls")
 
 
+def test_an_empty_list_of_calls_is_not_content():
+    empty = "a<|tool_call_start|>[]<|tool_call_end|>b"
+    assert parse(empty, "lfm")[2:] == ("ab", [])
+
+
 MIXED = {  # by form: a call that is read, and others that are not
     "hermes": (
         '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>',

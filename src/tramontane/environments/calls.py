@@ -165,7 +165,7 @@ class Parser:
             content, calls = self._learned.read(answer)
         elif tools:
             content, calls = READERS[self._own](answer, tools)
-        if tools and not calls:  # as `TOOLS_PROMPT` asks for them
+        if tools and not calls and "<tool_call>" in answer:  # as `TOOLS_PROMPT` asks for them
             content, calls = READERS["hermes"](answer, tools)
         before, content = self._around.within(_AROUND.sub("", content))
         return Parsed(text, thoughts or before, content, calls[:MAX_CALLS])
@@ -232,7 +232,7 @@ def form_of(tokenizer: PreTrainedTokenizerBase) -> Form:
 
 def shown_by(tokenizer: PreTrainedTokenizerBase) -> Form:
     """The form of calls that a chat template shows."""
-    template = str(tokenizer.chat_template)
+    template = str(tokenizer.chat_template or "")
     return next((form for sign, form in _SIGNS if sign in template), "hermes")
 
 
