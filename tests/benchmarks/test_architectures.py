@@ -7,6 +7,7 @@ from benchmarks.architectures.page import pages
 from benchmarks.architectures.report import Report, outcome, outcomes
 from benchmarks.architectures.rows import every_row, named
 from benchmarks.architectures.trial import LIMIT, isolated, trial
+from tests import forked
 
 COMMITTED = Report.committed()
 # One of each mechanism: windows, tied heads, experts, a text half, latent attention, state.
@@ -51,7 +52,13 @@ def test_rounding_errors_and_words_are_told_apart():
     assert outcomes({"crashed": "exit code -11"}) == {"crashed": "crashed"}
 
 
-def test_a_process_that_ends_by_itself_is_a_row():
+@pytest.fixture
+def processes(monkeypatch):
+    """Forks of the server that other tests have, which has imported torch."""
+    monkeypatch.setattr("benchmarks.architectures.trial._PROCESSES", forked.context)
+
+
+def test_a_process_that_ends_by_itself_is_a_row(processes):
     found = isolated("llama", {"hidden_act": "no such function"})
     assert found["transformers"].startswith("KeyError")
     assert found["cells"]["decode"].startswith("refused: cannot be loaded (KeyError")
@@ -78,5 +85,5 @@ def test_a_row_that_people_use_is_as_the_page_says(name):
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT + 60)
 @pytest.mark.parametrize("name", [*COMMITTED.rows][::8])
-def test_a_sample_of_all_rows_is_as_the_page_says(name):
+def test_a_sample_of_all_rows_is_as_the_page_says(processes, name):
     assert_unchanged(name, isolated(*settings(name)))
