@@ -38,10 +38,10 @@ def made(data=None, rewards=(), settings=None, config=None, model=None):
 
 
 @pytest.mark.slow
-def test_rows_and_a_function_train_a_model(tmp_path):
+def test_rows_and_a_function_train_a_model(tmp_path, one_layer):
     settings = SIZES | {"run_dir": str(tmp_path / "run")}
     result = tramontane.train(
-        model="tiny", data=ROWS, rewards=[names_the_sum], overrides=settings, quiet=True
+        model=one_layer, data=ROWS, rewards=[names_the_sum], overrides=settings, quiet=True
     )
     assert result.finished
     run, config = RunFolder.open(tmp_path / "run")
@@ -59,7 +59,7 @@ def test_rows_and_a_function_train_a_model(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_python_objects_goes_on_from_its_folder_alone(tmp_path):
+def test_a_run_of_python_objects_goes_on_from_its_folder_alone(tmp_path, one_layer):
     """The rows are in the folder; a function without an import path is in its config."""
     bonus = 0.25
 
@@ -68,7 +68,7 @@ def test_a_run_of_python_objects_goes_on_from_its_folder_alone(tmp_path):
 
     run, sizes = tmp_path / "run", SIZES | {"run_dir": str(tmp_path / "run")}
     tramontane.train(
-        model="tiny", data=ROWS, rewards=[names_the_sum, closure], overrides=sizes, quiet=True
+        model=one_layer, data=ROWS, rewards=[names_the_sum, closure], overrides=sizes, quiet=True
     )
     result = tramontane.train(resume=run, overrides=["pipeline.updates=2"], quiet=True)
     assert (result.updates, result.finished) == (2, True)

@@ -113,6 +113,14 @@ def files(tmp_path):
     return study, base
 
 
+@pytest.fixture
+def run_files(files, one_layer):
+    """`files` of a study whose runs are made."""
+    study, base = files
+    base.write_text(yaml.safe_dump(yaml.safe_load(base.read_text()) | {"model": one_layer}))
+    return study, base
+
+
 def test_a_divergence_that_explodes_is_seen_beside_the_others(tmp_path):
     def finished(name, divergences):
         lines = [json.dumps({"update": i + 1, "kl": d}) for i, d in enumerate(divergences)]
@@ -136,8 +144,8 @@ def test_one_outlier_among_updates_does_not_hide_the_divergence(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_study_runs_and_an_interrupted_one_goes_on(files, tmp_path):
-    study, base = files
+def test_a_study_runs_and_an_interrupted_one_goes_on(run_files, tmp_path):
+    study, base = run_files
     finished = []
 
     def run():
@@ -234,9 +242,10 @@ def test_right_solutions_differ_by_their_texts(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_arms_share_is_kept_and_no_other_taken_for_it(tmp_path):
+def test_a_run_that_arms_share_is_kept_and_no_other_taken_for_it(tmp_path, one_layer):
     small = {"n_async": 16, "n_batch": 8, "group_size": 4, "updates": 1, "l_max": 64, "l_cache": 16}
-    changes = {f"pipeline.{key}": value for key, value in small.items()} | {"seed": 0}
+    changes = {f"pipeline.{key}": value for key, value in small.items()}
+    changes |= {"seed": 0, "model": one_layer}
     weights = trained(tmp_path / "teacher/run", changes)
     made = (tmp_path / "teacher/run/summary.json").stat().st_mtime_ns
     assert trained(tmp_path / "teacher/run", changes) == weights
@@ -264,8 +273,8 @@ def test_collation_is_compared_with_batches_of_as_many_as_always_fit(tmp_path):
 
 
 @pytest.mark.slow
-def test_arms_learn_from_the_rollouts_of_a_run_before_them(files, tmp_path):
-    study, base = files
+def test_arms_learn_from_the_rollouts_of_a_run_before_them(run_files, tmp_path):
+    study, base = run_files
     offline = {"data.trajectories.sources": ["trajectories"]}
     changes = {
         "arms": {"online": {}, "offline": offline},
