@@ -1,9 +1,6 @@
 """Pushing a run to a stand-in for the hub, and using what was pushed at its revision."""
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.run.hub import TOKEN, Hub, served_hub
+from tests.run.hub_commands import Client, Done
 from tests.runs import small_config
 from tramontane import train
 from tramontane.errors import InputError
@@ -18,8 +16,6 @@ from tramontane.models.names import is_local, pinned
 from tramontane.run.folder import RunFolder
 from tramontane.run.publish import push
 from tramontane.workplace import owned_folder
-
-SECONDS = 300.0  # limit of a command
 
 
 @pytest.fixture(scope="module")
@@ -38,33 +34,36 @@ def run(tmp_path_factory: pytest.TempPathFactory, one_layer: str) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, Client]]:
+    with served_hub() as hub:
+        client = Client(hub, tmp_path_factory.mktemp("home"))
+        yield hub, client
+        client.close()
+
+
 @pytest.fixture
-def hub() -> Iterator[Hub]:
-    with served_hub() as found:
-        yield found
+def hub(client: tuple[Hub, Client]) -> Hub:
+    """A hub without repositories."""
+    hub, _ = client
+    for kept in (hub.repositories, hub.private, hub.stored):
+        kept.clear()
+    return hub
 
 
-def command(
-    hub: Hub, home: Path, *words: str, token: str = TOKEN
-) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own: the hub's client reads its address when it is imported."""
-    environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": token, "HF_HOME": str(home)}
-    environment |= {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "*", "HF_HUB_OFFLINE": "0"}
-    return subprocess.run(
-        [sys.executable, "-m", "tramontane", *words],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        cwd=home,
-    )
+@pytest.fixture
+def command(client: tuple[Hub, Client], tmp_path: Path) -> Callable[..., Done]:
+    def run(*words: str, token: str = TOKEN) -> Done:
+        return client[1].run(tmp_path, words, token)
+
+    return run
 
 
 @pytest.mark.slow
 def test_a_run_is_pushed_and_its_revision_is_what_was_pushed(
-    run: Path, hub: Hub, tmp_path: Path
+    run: Path, hub: Hub, tmp_path: Path, command: Callable[..., Done]
 ) -> None:
-    done = command(hub, tmp_path, "push", str(run), "me/own", "--rollouts", "me/own-rollouts")
+    done = command("push", str(run), "me/own", "--rollouts", "me/own-rollouts")
     assert done.returncode == 0, done.stderr
     files = hub.files("model", "me/own")
     weights = RunFolder(run).checkpoint(2) / "weights"
@@ -79,7 +78,7 @@ def test_a_run_is_pushed_and_its_revision_is_what_was_pushed(
     [_, commit] = hub.repositories["model", "me/own"]
     assert f"model=me/own@{commit}" in done.stdout
     options = ["--problems", "1", "--samples", "1", "--out", "e.jsonl"]
-    evaluated = command(hub, tmp_path, "eval", "me/own", "playground:", *options)
+    evaluated = command("eval", "me/own", "playground:", *options)
     assert evaluated.returncode == 0, evaluated.stderr
     assert f"me/own@{commit}" in (tmp_path / "e.json").read_text()
     # A later push does not change what the revision names.
@@ -87,17 +86,17 @@ def test_a_run_is_pushed_and_its_revision_is_what_was_pushed(
     hub.repositories["model", "me/own"]["f" * 40] = later
     keys = ["model=me/own@" + commit, "data.train=playground:", "pipeline.updates=1"]
     (tmp_path / "own.yaml").write_text("name: own\n")
-    found = command(hub, tmp_path, "train", "own.yaml", *keys, "--dry-run")
+    found = command("train", "own.yaml", *keys, "--dry-run")
     assert found.returncode == 0, found.stderr
-    newest = command(hub, tmp_path, "train", "own.yaml", "model=me/own", *keys[1:], "--dry-run")
+    newest = command("train", "own.yaml", "model=me/own", *keys[1:], "--dry-run")
     assert newest.returncode == 2 and "config.json" in newest.stderr
-    missing = command(hub, tmp_path, "train", "own.yaml", f"model=me/own@{'0' * 40}", "--dry-run")
+    missing = command("train", "own.yaml", f"model=me/own@{'0' * 40}", "--dry-run")
     assert missing.returncode == 2, missing.stderr
 
 
 @pytest.mark.slow
 def test_a_push_replaces_the_weights_and_rollouts_of_another_run(
-    run: Path, hub: Hub, tmp_path: Path
+    run: Path, hub: Hub, command: Callable[..., Done]
 ) -> None:
     index, shards = "model.safetensors.index.json", [f"model-0000{n}-of-00002" for n in (1, 2)]
     theirs = {"plot.png": b"theirs", "extra/model.safetensors": b"theirs", ".gitattributes": b""}
@@ -105,7 +104,7 @@ def test_a_push_replaces_the_weights_and_rollouts_of_another_run(
     hub.repositories["model", "me/own"] = {"a" * 40: theirs | old}
     rollouts = {"data/update_000009.parquet": b"old", "README.md": b"old"}
     hub.repositories["dataset", "me/rollouts"] = {"b" * 40: rollouts}
-    done = command(hub, tmp_path, "push", str(run), "me/own", "--rollouts", "me/rollouts")
+    done = command("push", str(run), "me/own", "--rollouts", "me/rollouts")
     assert done.returncode == 0, done.stderr
     weights = RunFolder(run).checkpoint(2) / "weights"
     assert hub.files("model", "me/own").keys() == {f.name for f in weights.iterdir()} | {*theirs}
@@ -114,10 +113,10 @@ def test_a_push_replaces_the_weights_and_rollouts_of_another_run(
 
 
 @pytest.mark.slow
-def test_what_the_hub_refuses_is_said(run: Path, hub: Hub, tmp_path: Path) -> None:
-    done = command(hub, tmp_path, "push", str(run), "me/own", token="hf_wrong")
+def test_what_the_hub_refuses_is_said(run: Path, hub: Hub, command: Callable[..., Done]) -> None:
+    done = command("push", str(run), "me/own", token="hf_wrong")
     assert done.returncode == 2 and "hf auth login" in done.stderr
-    done = command(hub, tmp_path, "push", str(run), "others/own")
+    done = command("push", str(run), "others/own")
     assert done.returncode == 2 and "may write there" in done.stderr
     assert "Traceback" not in done.stderr and not hub.repositories
 
