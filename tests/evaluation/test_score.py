@@ -169,9 +169,10 @@ def test_a_command_stopped_midway_leaves_whole_rows(tmp_path, how, code):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_evaluation_says_that_the_same_command_continues(tmp_path, how, code):
+def test_a_stopped_evaluation_says_that_the_same_command_continues(tmp_path, how, code, one_layer):
     out = tmp_path / "eval.jsonl"
-    command = Command("eval", "tiny", "playground:", "--problems", "4000", "--out", str(out))
+    sizes = ("--problems", "2000", "--slots", "16")
+    command = Command("eval", one_layer, "playground:", *sizes, "--out", str(out))
     wait_until(lambda: out.exists() and out.stat().st_size > 0, command)
     os.kill(command.pid, how)
     printed = command.communicate()
