@@ -362,11 +362,11 @@ def test_the_generation_config_ends_answers_and_calls(tmp_path):
     assert {"<|endoftext|>", "<|user|>", "<|observation|>"} == form.stops
 
 
-def test_fine_tuning_learns_what_the_template_marks():
-    tokenizer = build_tokenizer(
-        "{{ tools | tojson if tools else '' }}" + MARKED, *OWN["marked"][1:]
-    )
-    encoder = PromptEncoder(tokenizer)
+@pytest.mark.parametrize("between", ["", "{% endgeneration %}Hm.{% generation %}"])
+def test_fine_tuning_learns_what_the_template_marks(between):
+    template = "{{ tools | tojson if tools else '' }}" + MARKED.replace("<|im_end|>{% endg", "END")
+    template = template.replace("END", f"{between}<|im_end|>{{% endg")
+    encoder = PromptEncoder(build_tokenizer(template, *OWN["marked"][1:]))
     chat = [ASKED, {"role": "assistant", "content": "3"}] * 2
     made = ConversationEncoder(encoder, lambda _, text: text)
     (example,) = made.examples(Conversation.of(chat, [TOOL], "here"), "here")
@@ -377,10 +377,14 @@ def test_fine_tuning_learns_what_the_template_marks():
     put = {len(example.prompt) + place for span in example.inserted for place in span}
     learned = [int(n >= len(example.prompt) and n not in put) for n in range(len(own))]
     assert learned == found["assistant_masks"][: len(own)]
-    assert own == found["input_ids"][: len(own)]
+    assert own == found["input_ids"][: len(own)] and 0 in learned[len(example.prompt) :]
+
+
+def test_a_message_of_which_the_template_marks_nothing_is_refused():
     some = MARKED.replace("'assistant' %}", "'assistant' and m.content != '4' %}", 1)
     encoder = PromptEncoder(build_tokenizer(some, *OWN["marked"][1:]))
-    unmarked = Conversation.of([*chat, ASKED, chat[1] | {"content": "4"}], [], "row 1")
+    chat = [{"role": "assistant", "content": said} for said in "34"]
+    unmarked = Conversation.of([ASKED, chat[0], ASKED, chat[1]], [], "row 1")
     with pytest.raises(InputError, match="row 1: .* marks no part of a message as generated"):
         list(ConversationEncoder(encoder, lambda _, text: text).examples(unmarked, "row 1"))
 
