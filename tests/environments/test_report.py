@@ -19,7 +19,8 @@ def test_the_report_says_what_a_run_would_do(shape):
         ("thoughts, then a message", after_message),
         ("both, then a message", shape in ("qwen3", "gpt-oss", "numbered")),
     ):
-        assert traits[name].found == ("rewritten" if rewritten else "appended")
+        told = ("optional", "rewritten") if rewritten else ("ok", "appended")
+        assert (traits[name].state, traits[name].found) == told
         assert traits[name].remedy.startswith("a run begins a new sequence") == rewritten
         assert ("conversation.history" in traits[name].remedy) == rewritten
         assert "or set" not in traits[name].remedy  # the template has no such key
@@ -48,7 +49,9 @@ def test_what_is_read_otherwise_than_it_is_written_is_missing():
     assert refused.remedy == "give another template (data.chat_template)"
     followed = traits["thoughts, then a message"]
     assert followed.state == "missing" and "in two places" in followed.found
-    assert followed.remedy == refused.remedy and traits["end of turn"].found == "`<|im_end|>`"
+    assert followed.remedy == refused.remedy
+    assert traits["end of turn"][1:] == ("ok", "`<|im_end|>`", "")
+    assert traits["form of calls"][1:] == ("ok", "hermes", "")
 
 
 def test_a_key_that_keeps_thoughts_is_named():

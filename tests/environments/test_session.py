@@ -73,7 +73,8 @@ class Box:
     begun: dict = {}  # noqa: RUF012
 
     def start(self, seed, problem):
-        Box.begun = {"seed": seed, "problem": problem}
+        assert not hasattr(self, "started")
+        self.started, Box.begun = True, {"seed": seed, "problem": problem}
 
     def get_reward(self):
         raise AssertionError("only TRL's environments have one")

@@ -295,6 +295,17 @@ def test_a_text_and_calls_are_one_content_where_the_template_drops_the_calls():
         list(made.examples(Conversation.of([ASKED, said], [TOOL], "row 1"), "row 1"))
 
 
+@pytest.mark.parametrize("other", ["add", "subtract"])
+def test_calls_of_which_the_template_writes_one_are_refused(other):
+    template = ATTRIBUTES.replace("in m.tool_calls %}", "in m.tool_calls[:1] %}")
+    encoder = PromptEncoder(build_tokenizer(template, *OWN["attributes"][1:]))
+    calls = [CALL, {"function": CALL["function"] | {"name": other}}]
+    said = {"role": "assistant", "content": "Both.", "tool_calls": calls}
+    made = ConversationEncoder(encoder, lambda _, text: text)
+    with pytest.raises(InputError, match=f"does not write a message's call of {other};"):
+        list(made.examples(Conversation.of([ASKED, said], [TOOL], "row 1"), "row 1"))
+
+
 def test_calls_in_a_form_that_is_not_read_are_refused():
     tokenizer = build_tokenizer(*OWN["as JSON"])
     template = AS_JSON.replace("<｜tool▁call▁begin｜>", "<call>")

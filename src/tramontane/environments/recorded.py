@@ -244,7 +244,8 @@ class ConversationEncoder:
         left = [part for part, wanted in parts.items() if not _holds(text, wanted)]
         beside = text.replace((message["content"] or "").strip(), "", 1)
         names = [call["function"]["name"] for call in message.get("tool_calls", ())]
-        left += [f"call of {name}" for name in names if name not in beside]
+        lost = (name for name in dict.fromkeys(names) if beside.count(name) < names.count(name))
+        left += [f"call of {name}" for name in lost]
         if part := message.get("unwritten"):
             left.append(part)
         if left:
