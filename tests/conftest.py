@@ -30,11 +30,23 @@ EXPECTED_SKIPS = Path(__file__).with_name("expected_skips.txt")
 
 
 @pytest.fixture(scope="session")
-def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def ray_actors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A process that has made the imports of Ray's actors, which are its forks in a cluster whose
+    processes have these variables."""
+    pytest.importorskip("ray", reason="Ray is not installed: 'tramontane-rl[ray]'")
+    from tests.placement import warm_actors
+
+    server = warm_actors.start(tmp_path_factory.mktemp("ray"))
+    yield {warm_actors.SOCKET: os.environ[warm_actors.SOCKET]}
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(ray_actors: dict[str, str]) -> Iterator[Any]:
     """One Ray cluster for all tests of a process that use Ray: it takes 4 to 6 s to start. Its
     `add_node` and `remove_node` change the machines that it seems to have. Its actors are forks of
-    a process that has made their imports."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed: 'tramontane-rl[ray]'")
+    the process of `ray_actors`."""
+    import ray
     from ray.cluster_utils import Cluster
 
     from tests.placement import warm_actors
@@ -43,7 +55,6 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     # No processes for actors that no test asks for.
     os.environ.setdefault("RAY_enable_worker_prestart", "0")
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    server = warm_actors.start(tmp_path_factory.mktemp("ray"))
 
     class Warm(Cluster):
         def add_node(self, **options: Any) -> Any:
@@ -57,7 +68,6 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     yield cluster
     ray.shutdown()
     cluster.shutdown()
-    server.kill()
 
 
 @pytest.fixture(scope="session")
@@ -102,10 +112,10 @@ def forked_workers() -> Iterator[None]:
 
 
 def uses_ray(item: pytest.Item) -> bool:
-    """True for a test on the cluster of `ray_cluster`, by its fixtures or a parameter."""
+    """True for a test with the actors of `ray_actors`, by its fixtures or a parameter."""
     callspec = getattr(item, "callspec", None)
     named = {"ray", "actor", "nixl"} & {*map(str, callspec.params.values())} if callspec else set()
-    return bool(named) or "ray_cluster" in getattr(item, "fixturenames", ())
+    return bool(named) or "ray_actors" in getattr(item, "fixturenames", ())
 
 
 def seconds(item: pytest.Item) -> float:

@@ -27,7 +27,7 @@ SMOKE = {
 }
 # Constants of a script, which are replaced in a copy of it.
 SMALLER = {
-    "judge.py": ("RATED, KEPT_BACK = 1024, 200", "RATED, KEPT_BACK = 384, 96"),
+    "judge.py": ("RATED, KEPT_BACK = 1024, 200", "RATED, KEPT_BACK = 288, 128"),
     "offline.py": ("record(problems: int = 64", "record(problems: int = 16"),
 }
 COLD_START = ["cold_start.steps=2", "cold_start.batch_tokens=512"]

@@ -165,7 +165,9 @@ class Server:
 def become(
     streams: list[int], arguments: list[str], variables: dict[str, str], folder: str
 ) -> None:
-    """In a fork: run Ray's `default_worker.py` as the launcher was asked to."""
+    """In a fork: run Ray's `default_worker.py` as the launcher was asked to, in a process group of
+    its own: Ray ends an actor with its group."""
+    os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)

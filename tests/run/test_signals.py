@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tests.forked import Command
+from tests.paths import ROOT
 from tests.run.test_resume import wait_for_updates, wait_until
 from tests.runs import SMALL, small_config
 from tramontane.config import Config
@@ -28,6 +29,7 @@ from tramontane.temporary import PREFIX, process_folder
 pytestmark = pytest.mark.slow
 
 MANY = {"updates": 1000, "n_batch": 16}
+WARM_CLUSTER = str(ROOT / "tests/placement/warm_cluster.py")
 NEVER = 1_000_000  # updates between two checkpoints: none but a signal's is taken
 
 
@@ -35,8 +37,6 @@ def started(config: Config, tmp_path: Path) -> Command:
     """A run, in one process with a temporary folder of its own."""
     file, temporary = tmp_path / "config.yaml", tmp_path / "tmp"
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    if config.placement.kind == "ray":  # whose sockets would have too long a path
-        return Command("train", str(file))
     temporary.mkdir()
     return Command("train", str(file), temporary=temporary)
 
@@ -57,9 +57,8 @@ def terminate(process: Command, kill: Callable[[int, int], None] = os.kill) -> s
     [
         ({}, os.kill),
         ({"trainer": {"ranks": 2}}, os.killpg),
-        ({"placement": {"kind": "ray"}}, os.kill),
     ],
-    ids=["threads", "ranks", "ray"],
+    ids=["threads", "ranks"],
 )
 def test_sigterm_takes_a_checkpoint_and_leaves_no_files(
     tmp_path: Path, sections: dict[str, Any], kill: Callable[[int, int], None], one_layer: str
@@ -67,7 +66,28 @@ def test_sigterm_takes_a_checkpoint_and_leaves_no_files(
     """A job system signals the process, or all of its group."""
     sections = {"model": one_layer, "checkpoint": {"every": NEVER}} | sections
     config = small_config(tmp_path / "run", pipeline=MANY, **sections)
-    process = started(config, tmp_path)
+    check_stopped(started(config, tmp_path), tmp_path, kill)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_sigterm_takes_a_checkpoint_on_a_ray_cluster_of_the_runs_own(
+    tmp_path: Path, ray_actors: dict[str, str], one_layer: str
+) -> None:
+    """Ray keeps its own logs. Actors that start as a user's do are checked in
+    `placement/test_survival.py`."""
+    sections = {"model": one_layer, "checkpoint": {"every": NEVER}, "placement": {"kind": "ray"}}
+    config = small_config(tmp_path / "run", pipeline=MANY, **sections)
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    # Ray's sockets would have too long a path in a temporary folder of the test.
+    process = Command(WARM_CLUSTER, "train", str(file), variables=ray_actors)
+    check_stopped(process, tmp_path)
+
+
+def check_stopped(
+    process: Command, tmp_path: Path, kill: Callable[[int, int], None] = os.kill
+) -> None:
+    """Terminate a run after two updates, and check what it says and leaves."""
     wait_for_updates(tmp_path / "run", 2, process)
     output = terminate(process, kill)
     assert "SIGTERM: stopping after this update" in output
@@ -75,8 +95,6 @@ def test_sigterm_takes_a_checkpoint_and_leaves_no_files(
     folder, _ = open_run(tmp_path / "run")
     assert 2 <= folder.newest_version == len(folder.metrics()) < 1000
     assert folder.whole_checkpoint(pytest.fail)
-    if "placement" not in sections:  # Ray keeps its own logs
-        assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_an_update_longer_than_the_grace_is_given_up(tmp_path: Path) -> None:
@@ -178,11 +196,11 @@ def test_an_evaluation_is_given_up_for_the_checkpoint_and_taken_by_the_resumed_r
     assert [row["when"] for row in read_log(folder.evaluations_file)] == ["update_1", "after"]
 
 
-def test_a_cold_start_is_saved_after_the_step_under_way(tmp_path: Path) -> None:
+def test_a_cold_start_is_saved_after_the_step_under_way(tmp_path: Path, one_layer: str) -> None:
     rows = tmp_path / "sft.jsonl"
     rows.write_text('{"prompt": "1 + 1?", "response": "<think>2</think>2"}\n' * 8)
     start = {"data": {"train": str(rows)}, "steps": 4000, "batch_tokens": 64, "log_every": 1}
-    config = small_config(tmp_path / "run", cold_start=start)
+    config = small_config(tmp_path / "run", model=one_layer, cold_start=start)
     process = started(config, tmp_path)
     log = tmp_path / "run/sft.partial/sft_metrics.jsonl"
     wait_until(lambda: log.is_file() and log.stat().st_size > 0, process)
@@ -193,7 +211,7 @@ def test_a_cold_start_is_saved_after_the_step_under_way(tmp_path: Path) -> None:
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
-    sizes = {"updates": 2, "n_batch": 256, "n_async": 256, "l_max": 512}
+    sizes = {"updates": 2, "n_batch": 64, "n_async": 64, "l_max": 512}
     process = started(small_config(tmp_path / "run", pipeline=sizes), tmp_path)
     wait_until((tmp_path / "run/timeline.jsonl").is_file, process)
     os.kill(process.pid, signal.SIGINT)
