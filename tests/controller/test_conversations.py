@@ -194,8 +194,9 @@ def test_what_is_known_of_tokens_goes_with_them() -> None:
     take_answer(fork, Continued(turn, withdrawn=True, ending="completed"))
     assert (fork.prompt_ids, [*fork.token_ids], fork.seed) == ([9], [3], 7 + FORK)
     assert (fork.finish_reason, len(fork.earlier), len(fork.turns)) == ("stop", 1, 3)
-    again = replace(sampled(), status=Status.LOST)
+    again = replace(sampled(), status=Status.LOST, earlier=fork.earlier, seed=7 + FORK)
     _begin_again(again, 12)
+    assert (again.earlier, again.seed) == ([], 7)
     assert again.allowed is again.experts is None and not again.token_ids
     assert again.sampling == SamplingParams(12) and again.status is Status.OPENING
 
@@ -213,6 +214,17 @@ def test_a_first_turn_under_way_goes_on_if_its_environment_begins_as_before(
     assert whole.status is Status.SAMPLED and whole.keep_kv
     assert [*whole.token_ids] == [8] * kept
     assert whole.prompt_ids == ([5] if kept else prompt)
+
+
+def test_a_beginning_that_was_lost_is_taken_as_it_was() -> None:
+    """A first turn that had ended is answered, and images are shown again."""
+    ended = Completion.requested(0, 0, [5], 7, SamplingParams(9), ints([8]))
+    ended = replace(ended, finish_reason="stop", status=Status.LOST)
+    _take_start(ended, Started([5]))
+    assert ended.status is Status.STEPPING and [*ended.token_ids] == [8]
+    shown = Completion.requested(0, 0, [], 7, SamplingParams(9))
+    _take_start(shown, Started([5], images=["data:,"]))
+    assert [*shown.images] == ["data:,"] and shown.status is Status.SAMPLED
 
 
 def test_a_judge_is_given_the_chats_that_began_a_conversation() -> None:

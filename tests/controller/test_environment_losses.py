@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tramontane.controller.conversations import (
     MAX_DEATHS,
     Conversations,
     end,
+    start_conversations,
 )
 from tramontane.environments.host import Call
 from tramontane.environments.protocol import Continued, Lost, Started
@@ -30,6 +32,14 @@ from tramontane.tokens import EarlierSequence, floats, ints
 from tramontane.types import Completion, Group, Problem, SamplingParams, ToolCall, TurnRecord
 
 PROBLEM = Problem("p", "math", "1 + 1?", "2")
+
+
+class Noted(ThreadHandle):
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+        super().close()
 
 
 class ScriptedHost:
@@ -84,15 +94,17 @@ def using(
     use: Callable[[Conversations], Any],
     replaced: Callable[[WorkerLost], None] = lambda lost: None,
 ) -> Conversations:
-    left = iter(hosts)
+    left, handles = iter(hosts), list[Noted]()
 
     def make(number: int) -> ThreadHandle:
         assert 0 <= number < settings.conversation.workers
         host = next(left)
-        return ThreadHandle(f"environment {number}", lambda: host)
+        handles.append(Noted(f"environment {number}", lambda: host))
+        return handles[-1]
 
     with Conversations(settings, make, replaced, pytest.fail) as conversations:
         asyncio.run(asyncio.wait_for(use(conversations), 30))
+    assert all(handle.closed for handle in handles)
     return conversations
 
 
@@ -152,11 +164,9 @@ def test_a_step_that_was_late_ends_its_conversation_at_once(forty: Path) -> None
         if call.method != "step":
             return answered(call)
         turn = call.arguments[0]
-        assert (turn.turns, turn.experts, turn.allowed) == (
-            [],
-            None,
-            None,
-        )  # it needs none of these
+        # It needs none of these, and has the others.
+        assert (turn.turns, turn.experts, turn.allowed) == ([], None, None)
+        assert (turn.images, turn.put_images, turn.opened) == ((), (), ())
         return Lost("killed", late=True)
 
     async def use(conversations: Conversations) -> None:
@@ -166,6 +176,8 @@ def test_a_step_that_was_late_ends_its_conversation_at_once(forty: Path) -> None
         say(whole)
         whole.turns = [TurnRecord(0, 1, 0, "")]
         whole.experts = whole.allowed = "known"  # type: ignore[assignment]
+        whole.images = whole.put_images = ["data:,"]
+        whole.opened = [{"role": "user", "content": "Go on."}]
         await conversations.answer(96, PROBLEM, whole)
         assert whole.ending == "step_timeout"
         assert whole.ending_reason == "its environment was killed"
@@ -255,6 +267,42 @@ def test_a_process_that_dies_is_replaced_and_its_conversations_begin_again(forty
     assert [str(loss) for loss in lost] == ["it is gone"]
 
 
+def test_a_conversation_whose_process_dies_again_and_again_is_blamed(forty: Path) -> None:
+    def answer(call: Call) -> Any:
+        if call.method == "step":
+            raise WorkerDied("it is gone")
+        return answered(call)
+
+    async def use(conversations: Conversations) -> None:
+        whole = begun()
+        await conversations.answer(96, PROBLEM, whole)
+        while whole.status is not Status.ENDED:
+            say(whole)
+            await conversations.answer(96, PROBLEM, whole)
+        assert whole.ending_reason == "its process died 3 times during its steps (it is gone)"
+
+    hosts = [ScriptedHost(answer) for _ in range(MAX_DEATHS + 1)]
+    using(talking(forty, placement={"kind": "ray"}), hosts, use)
+
+
+def test_environments_of_a_placement_are_named_and_their_losses_told(forty: Path) -> None:
+    def dies(call: Call) -> Any:
+        raise WorkerDied("it is gone")
+
+    names, lost, left = list[str](), list[WorkerLost](), iter([dies, answered])
+
+    def judge(name: str, make: Any) -> ThreadHandle:
+        names.append(name)
+        host = ScriptedHost(next(left))
+        return ThreadHandle(name, lambda: host)
+
+    settings, unread = talking(forty, placement={"kind": "ray"}), SimpleNamespace()
+    placement = SimpleNamespace(judge=judge)
+    with start_conversations(settings, unread, placement, lost.append) as conversations:  # type: ignore[arg-type]
+        asyncio.run(conversations.answer(96, PROBLEM, begun()))
+    assert names == ["environment 0"] * 2 and [str(loss) for loss in lost] == ["it is gone"]
+
+
 @pytest.mark.parametrize(
     ("error", "raised"),
     [
@@ -270,9 +318,12 @@ def test_an_error_of_a_process_that_is_not_replaced_reaches_all_who_wait(
         raise error
 
     async def use(conversations: Conversations) -> None:
+        (host,) = conversations._hosts
+        host.call("start", (9, 0), (), 1.0).cancel()  # gave up, and holds nobody up
         asked = (conversations.answer(96, PROBLEM, begun(group=group)) for group in range(2))
         found = await asyncio.gather(*asked, return_exceptions=True)
         assert [(type(e), str(e)) for e in found] == [(type(raised), str(raised))] * 2
+        assert not host._waiting
 
     using(talking(forty), [ScriptedHost(fails)], use)
 
