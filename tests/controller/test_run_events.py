@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -87,9 +87,14 @@ class Watched(Pipeline):
     def _notify(self) -> None:
         seen = self.observer
         assert isinstance(seen, Noting) and self.batches.qsize() <= 1
-        seen.tasks |= {task.get_name() for task in asyncio.all_tasks()}
         seen.changes += 1
         super()._notify()
+
+    def _start(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        task = super()._start(coroutine, name)
+        assert isinstance(self.observer, Noting)
+        self.observer.tasks.add(task.get_name())
+        return task
 
 
 class Run:
