@@ -56,7 +56,7 @@ def mismatches(run):
 @pytest.mark.slow
 def test_a_run_whose_environment_shows_images_is_killed_and_resumed(given, tmp_path):
     whole, cut = (
-        shown_in_turns(given, tmp_path / name, pipeline={"max_staleness": 0})
+        shown_in_turns(given, tmp_path / name, pipeline={"max_staleness": 0}, data={"eval": None})
         for name in ("whole", "cut")
     )
     train(whole, QuietScreen())
