@@ -129,6 +129,8 @@ def test_json_behind_a_name_is_read_as_the_template_writes_it():
     assert calls[0].text == "<call>f => {</call>" and "after '<call>'" in calls[0].answer
     assert form.read("x<call>")[1][0].text == "<call>"
     assert form.read("nothing") == ("nothing", [])
+    apart = form._replace(following=None)
+    assert len(apart.read(written * (MAX_CALLS + 1))[1]) == MAX_CALLS
 
 
 @pytest.mark.parametrize("call", [f'{NAME} {{"x": "{ARGUMENT}"}}',
@@ -228,6 +230,15 @@ def test_an_id_may_stand_before_a_call():
     form = JsonCalls.of(own_calls(tokenizer(numbered)))
     text = '<call=abcdefgh1>{"name": "f"}</call><call=abcdefgh2>{"name": "f"}</call>'
     assert [call.id for call in form.read(text)[1]] == ["abcdefgh1", "abcdefgh2"]
+
+    def named(message):
+        calls = message.get("tool_calls", ())
+        return said(message, "".join(f"<call>{c['function']['name']}:{c['id']} "
+            f"{json.dumps(c['function']['arguments'])}</call>" for c in calls))  # fmt: skip
+
+    form = JsonCalls.of(own_calls(tokenizer(named)))
+    [call] = form.read('<call>f:abcdefgh1 {"a": 1}</call>')[1]
+    assert (call.name, call.id) == ("f", "abcdefgh1")
 
 
 def in_one_element(between, write):

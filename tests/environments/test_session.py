@@ -304,6 +304,18 @@ def test_the_environment_and_each_toolbox_are_offered_and_closed_once(kind, tool
     assert Closed.closed == closed
 
 
+class Hanging(Closed):
+    async def close(self):
+        await asyncio.Event().wait()
+
+
+def test_a_close_that_hangs_keeps_no_other_open(monkeypatch):
+    monkeypatch.setattr(sessions, "CLOSE_SECONDS", 0.01)
+    Closed.closed.clear()
+    conversation(ClosedWorld, tools=[Hanging])
+    assert Closed.closed == ["ClosedWorld"]
+
+
 def test_an_environment_does_not_go_on_beyond_a_limit():
     session = Session(DataConfig(train="playground:"), 1000, Runner())
     assert asyncio.run(session.refuse("context_full", "too long")) is None

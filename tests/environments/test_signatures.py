@@ -105,8 +105,14 @@ def test_no_decorator_hides_a_method():
         """
         return a + 1
 
+    class Lazy(property):
+        def __init__(self, function):
+            super().__init__(function)
+            functools.update_wrapper(self, function)
+
     class Box:
         plus = Bound(add)
+        lazy = Lazy(add)
         kept = functools.cached_property(add)
         seen = property(add)
 

@@ -24,7 +24,7 @@ from datetime import date, timedelta
 from datetime import time as clock
 from enum import Enum
 from fractions import Fraction
-from functools import lru_cache, partial, partialmethod, singledispatchmethod
+from functools import cached_property, lru_cache, partial, partialmethod, singledispatchmethod
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from pathlib import PurePath
 from types import MethodType
@@ -235,7 +235,7 @@ def _is_method(attribute: Any) -> bool:
     """True for functions of any kind in a class, also decorated ones; not for classes."""
     if isinstance(attribute, staticmethod | classmethod | partialmethod | singledispatchmethod):
         return True
-    if inspect.isclass(attribute):
+    if inspect.isclass(attribute) or isinstance(attribute, property | cached_property):
         return False
     return callable(attribute) or all(hasattr(attribute, n) for n in ("__get__", "__wrapped__"))
 
