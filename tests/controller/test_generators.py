@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -300,9 +301,10 @@ def test_a_cancelled_request_does_not_come_back_after_an_update():
         def __init__(self) -> None:
             super().__init__()
             self.given: list[tuple[int, int]] = []
+            self.may = threading.Semaphore(1)  # poll as often
 
         def poll(self, requests: list[Completion], seconds: float = 0.0) -> Any:
-            time.sleep(0.05)
+            assert self.may.acquire(timeout=30)
             self.given += [(r.group, r.index) for r in requests]
             return super().poll(requests)
 
@@ -322,7 +324,11 @@ def test_a_cancelled_request_does_not_come_back_after_an_update():
         await asyncio.sleep(0)
         assert any(carried for _, carried in generator._polls)  # the client's is in the mailbox
         pool.cancel(FIRST_ASKED)
-        await generator.update(1, LocalWeights())  # takes the mailbox back
+        updating = asyncio.create_task(generator.update(1, LocalWeights()))
+        while any(carried for _, carried in generator._polls):  # until the mailbox is taken back
+            await asyncio.sleep(0.001)
+        worker.may.release(100)
+        await updating
         await polled
         for _ in range(3):
             await generator.poll()

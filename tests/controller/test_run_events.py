@@ -257,6 +257,7 @@ def test_conversations_are_led_to_their_ends_and_graded_by_their_rewards(
 
     def answered(call: Call) -> Started | Continued:
         if call.method == "start":
+            assert isinstance(call.arguments[0], Problem)
             return Started([5])
         told, l_max = call.arguments
         assert l_max == 10
