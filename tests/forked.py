@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, arbitrary_address
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def train_killed_at(config: str, update: int) -> None:
 
 class Command:
     """`tramontane ARGS`, or `python SCRIPT ARGS`, running in a process group of its own. Its ranks
-    start as those of the tests do: with `forked_ranks`, outside of its group.
+    start as those of the tests do: with `forked_ranks`, from a fork of it before it begins.
 
     Args:
         args: words after `tramontane`, or the path of a script (`.py`) and its words.
@@ -146,6 +146,29 @@ def forks_runs() -> bool:
     return False
 
 
+def _fork_server() -> None:
+    """Make a fork of this process the server that a process of the tests' server would start anew,
+    with all imports. Like what it forks, it stays in this process's group."""
+    server = forkserver._forkserver
+    with socket.socket(socket.AF_UNIX) as listener:
+        address = arbitrary_address("AF_UNIX")
+        listener.bind(address)
+        os.chmod(address, 0o600)
+        listener.listen()
+        alive, ours = os.pipe()
+        warm.divide()
+        if pid := os.fork():
+            os.close(alive)
+            server._forkserver_address, server._forkserver_alive_fd = address, ours
+            server._forkserver_pid = pid
+            return
+        os.close(ours)
+        try:
+            forkserver.main(listener.detach(), alive, [])
+        finally:
+            os._exit(0)
+
+
 def _run_command(
     output: Connection,
     args: tuple[str, ...],
@@ -157,6 +180,8 @@ def _run_command(
     os.chdir(folder)
     os.environ.update(variables)
     ranks.START_METHOD = os.environ.pop(RANKS)
+    if ranks.START_METHOD == START_METHOD:
+        _fork_server()
     tempfile.tempdir = None  # asked for again
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which background jobs ignore
     os.dup2(output.fileno(), sys.stdout.fileno())
