@@ -176,7 +176,7 @@ def test_ctrl_c_while_a_dataclass_is_made_ends_a_module_with_130(tmp_path: Path)
 def test_an_evaluation_is_given_up_for_the_checkpoint_and_taken_by_the_resumed_run(
     tmp_path: Path, one_layer: str
 ) -> None:
-    evaluation = {"every": 1, "problems": 2000, "samples": 8, "before": False}
+    evaluation = {"every": 1, "problems": 300, "samples": 8, "before": False}
     config = small_config(
         tmp_path / "run",
         model=one_layer,
