@@ -163,6 +163,7 @@ def _fork_server() -> None:
             server._forkserver_pid = pid
             return
         os.close(ours)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as SIGINT, when the group gets it
         try:
             forkserver.main(listener.detach(), alive, [])
         finally:

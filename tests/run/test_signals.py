@@ -53,6 +53,7 @@ def terminate(process: Command, kill: Callable[[int, int], None] = os.kill) -> s
     return output
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize(
     ("sections", "kill"),
     [
