@@ -225,10 +225,11 @@ def test_a_stop_ends_the_answer_and_drops_the_rest(
     assert choice["message"]["content"] == "one two" and choice["finish_reason"] == "stop"
     text = sampler.tokenizer.decode(choice["token_ids"])
     assert text.rstrip().endswith("three") and sampler.reports < 20
-    token = choice["token_ids"][1]
-    asked = {"token_ids": [5, 6], "sampling_params": {"stop_token_ids": [token]}}
-    found = client.post(f"/{KEY}/inference/v1/generate", json=asked).json()["choices"][0]
-    assert found["token_ids"] == choice["token_ids"][:2] and found["finish_reason"] == "stop"
+    for count, token in enumerate(choice["token_ids"][:2], 1):
+        asked = {"token_ids": [5, 6], "sampling_params": {"stop_token_ids": [token]}}
+        found = client.post(f"/{KEY}/inference/v1/generate", json=asked).json()["choices"][0]
+        assert found["token_ids"] == choice["token_ids"][:count]
+        assert found["finish_reason"] == "stop"
 
 
 def test_tokens_go_in_and_out(client: TestClient, sampler: Recorded) -> None:
