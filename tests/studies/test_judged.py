@@ -54,6 +54,7 @@ def test_a_judge_learns_from_batches_as_from_whole_ones(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow(28)
+@pytest.mark.usefixtures("forked_workers")  # the judge's has torch
 def test_an_arm_is_judged_and_measured_and_may_be_called_again(tmp_path, monkeypatch):
     monkeypatch.setattr("tramontane.studies.judged.HELD_BACK", 60)
     sizes = {"pipeline.n_async": 32, "pipeline.n_batch": 16, "pipeline.group_size": 8}
