@@ -61,6 +61,7 @@ def test_a_folder_has_one_sweep_at_a_time_and_its_runs_their_settings(config, tm
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_a_run_that_cannot_start_is_refused_with_the_others(config, tmp_path):
     with pytest.raises(InputError) as error:
         tramontane.sweep(config, ["model=tiny,nowhere/model", "seed=0,1"], out=tmp_path / "out")
@@ -70,6 +71,7 @@ def test_a_run_that_cannot_start_is_refused_with_the_others(config, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_a_dry_run_lists_the_cells_and_leaves_nothing(config, tmp_path):
     keys = ["trainer.learning_rate=1e-4,3e-4", "seed=0,1"]
     found = tramontane.sweep(config, keys, out=tmp_path / "out", at_once=1, dry_run=True)
