@@ -38,10 +38,10 @@ def train(config: Config | None = None, stop_after: int = 0, **keywords: Any) ->
 
 
 @pytest.mark.slow
-def test_changes_take_effect_are_recorded_and_shown(tmp_path: Path) -> None:
+def test_changes_take_effect_are_recorded_and_shown(tmp_path: Path, one_layer: str) -> None:
     run = tmp_path / "run"
     trainer = {"learning_rate": 1e-3, "schedule": "linear", "microbatch_tokens": 2048}
-    config = small_config(run, pipeline=SIZES, trainer=trainer)
+    config = small_config(run, model=one_layer, pipeline=SIZES, trainer=trainer)
     assert not train(config, stop_after=1).finished
     done = len(RunFolder(run).metrics())
     overrides = [
