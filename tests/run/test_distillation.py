@@ -27,12 +27,13 @@ DISTILL = {
 
 
 @pytest.mark.slow
-def test_a_run_and_its_continuation_learn_from_a_teacher(tmp_path: Path) -> None:
+def test_a_run_and_its_continuation_learn_from_a_teacher(tmp_path: Path, one_layer: str) -> None:
     """Its own base: the distance is that of the updates on noise, which the teacher undoes."""
     first, second = tmp_path / "first", tmp_path / "second"
     noise = {"learning_rate": 3e-3}
-    train(small_config(first, trainer=noise), QuietScreen())
-    config = small_config(second, model=str(first), checkpoint={"every": 2}, **DISTILL)
+    train(small_config(first, model=one_layer, trainer=noise), QuietScreen())
+    keys = DISTILL | {"teacher": {"model": one_layer}, "checkpoint": {"every": 2}}
+    config = small_config(second, model=str(first), **keys)
     train(config, QuietScreen())
     folder, config = open_run(second, ["pipeline.updates=6"])
     assert train(config, QuietScreen(), folder).finished
@@ -43,12 +44,13 @@ def test_a_run_and_its_continuation_learn_from_a_teacher(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_stage_of_a_run_learns_from_its_own_teacher(tmp_path: Path) -> None:
-    """First from the weights that it begins with, at a distance of 0, then from the tiny base."""
+def test_a_stage_of_a_run_learns_from_its_own_teacher(tmp_path: Path, one_layer: str) -> None:
+    """First from the weights that it begins with, at a distance of 0, then from its base."""
     first, second = tmp_path / "first", tmp_path / "second"
-    train(small_config(first, trainer={"learning_rate": 3e-3}), QuietScreen())
+    train(small_config(first, model=one_layer, trainer={"learning_rate": 3e-3}), QuietScreen())
     stages = [{"name": "own", "until": {"updates": 1}, "teacher": str(first)}, {"name": "base"}]
     changes = DISTILL | {"pipeline": DISTILL["pipeline"] | {"updates": 2}}
+    changes |= {"teacher": {"model": one_layer}}
     train(small_config(second, model=str(first), stages=stages, **changes), QuietScreen())
     own, base = (row["teacher_divergence"] for row in RunFolder(second).metrics())
     assert own < 1e-4 < 0.02 < base
