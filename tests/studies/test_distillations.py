@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tramontane.run.folder import RunFolder
-from tramontane.studies.distillations import at_levels, combined, restored
+from tramontane.studies.distillations import at_levels, combined, restored, share
 from tramontane.studies.plan import Plan
 from tramontane.studies.procedures import started
 from tramontane.studies.study import load_study
@@ -45,6 +45,11 @@ def test_the_study_of_a_real_checkpoint_has_the_claims_of_the_catalog():
     found = load_study("restore")
     assert (real.claims, real.arms) == (found.claims, found.arms)
     assert real.base.keys() == found.base.keys()
+
+
+def test_a_share_of_weights_that_solve_nothing_is_not_a_number():
+    assert share(0.25, 0.5) == 0.5
+    assert np.isnan(share(0.25, 0.0))
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def combined(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         tokens = in_all = spent[update]
     figures = {name: _measured(model, name, keys)["all"] for name in domains}
     best = {name: _measured(teachers[name], name, keys)["all"] for name in domains}
-    shares = {f"of_{name}": figures[name] / best[name] for name in domains}
+    shares = {f"of_{name}": share(figures[name], best[name]) for name in domains}
     return {
         **figures,
         **shares,
@@ -78,6 +78,11 @@ def combined(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         "tokens": tokens / 1e6,
         "tokens_in_all": in_all / 1e6,
     }
+
+
+def share(figure: float, whole: float) -> float:
+    """A pass@1 as a share of another; NaN of one that solves nothing."""
+    return figure / whole if whole else math.nan
 
 
 def restored(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
@@ -131,8 +136,8 @@ def restored(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         "code": code,
         "english": languages.pop("en", math.nan),
         "others": float(np.mean([*languages.values()])) if languages else math.nan,
-        "of_start": maths / _measured(start, "maths", keys)["all"],
-        "of_sft": code / _measured(narrow, "code", keys)["all"],
+        "of_start": share(maths, _measured(start, "maths", keys)["all"]),
+        "of_sft": share(code, _measured(narrow, "code", keys)["all"]),
     }
 
 
