@@ -1,29 +1,46 @@
 """Clients that give up on a request, and send it again."""
 
+import asyncio
+
 import pytest
 
 pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane-rl[view]'")
 
 from tests.environments import harnesses
 from tests.environments.templates import tokenizer_of
-from tests.environments.test_harness import played, problem, worker_of
+from tests.environments.test_harness import play, played, problem, worker_of
 from tramontane.environments import harness
 
 UNREAD = 4 * harnesses.GIVES_UP  # after the repetition
 
 
-@pytest.mark.parametrize("history", ["fork", "keep"])
-def test_what_a_harness_gave_up_leaves_no_turn_and_no_token(history):
+READ = [UNREAD, "One.", UNREAD, "Read."]
+
+
+def together(*plays):
+    """Conversations side by side, which wait for most of their time."""
+
+    async def run():
+        return await asyncio.gather(*plays)
+
+    return asyncio.run(run())
+
+
+def test_what_a_harness_gave_up_leaves_no_turn_and_no_token():
     said = [0.6, "Unread.", "One.", 0.6, "Unread, too.", "Read."]
-    answer, whole, prompts = played(worker_of("GivesUp", history=history), *said)
-    assert answer.ending == "completed" and answer.turn.reward == 1.0
-    assert [turn.text for turn in whole.turns] == ["One.", "Read."] and not whole.earlier
-    assert [m["content"] for m in whole.turns[0].messages] == ["Two?"]
-    assert prompts[0] == prompts[1]
-    plain, same, _ = played(worker_of("GivesUp", history=history), UNREAD, "One.", UNREAD, "Read.")
-    assert plain.ending == "completed"
-    assert (same.prompt_ids, same.token_ids) == (whole.prompt_ids, whole.token_ids)
-    assert (same.logprobs, same.versions) == (whole.logprobs, whole.versions)
+    forked, kept = (
+        [play(worker_of("GivesUp", history=history), *each) for each in (said, READ)]
+        for history in ("fork", "keep")
+    )
+    found = together(*forked, *kept)
+    for (answer, whole, prompts), (plain, same, _) in (found[:2], found[2:]):
+        assert answer.ending == "completed" and answer.turn.reward == 1.0
+        assert [turn.text for turn in whole.turns] == ["One.", "Read."] and not whole.earlier
+        assert [m["content"] for m in whole.turns[0].messages] == ["Two?"]
+        assert prompts[0] == prompts[1]
+        assert plain.ending == "completed"
+        assert (same.prompt_ids, same.token_ids) == (whole.prompt_ids, whole.token_ids)
+        assert (same.logprobs, same.versions) == (whole.logprobs, whole.versions)
 
 
 def test_another_request_in_place_of_one_given_up_follows_what_was_read():
@@ -39,10 +56,11 @@ def test_another_request_in_place_of_one_given_up_follows_what_was_read():
 
 
 def test_the_same_request_under_way_gets_the_same_answer():
-    answer, whole, _ = played(worker_of("Repeats"), 1.0, "Once.")
+    (answer, once, _), (_, whole, _) = together(
+        play(worker_of("Repeats"), 1.0, "Once."), play(worker_of("GivesUp"), *READ)
+    )
     assert answer.ending == "completed" and answer.turn.reward == 1.0
-    assert [turn.text for turn in whole.turns] == ["Once."]
-    whole = played(worker_of("GivesUp"), UNREAD, "One.", UNREAD, "Read.")[1]
+    assert [turn.text for turn in once.turns] == ["Once."]
     assert [turn.text for turn in whole.turns] == ["One.", "Read."]
 
 
