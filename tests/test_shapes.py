@@ -52,7 +52,7 @@ def test_a_wrong_shape_is_named() -> None:
     assert "groups" in message
 
 
-@pytest.mark.slow
+@pytest.mark.slow(40)
 def test_calls_have_the_stated_shapes() -> None:
     command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "tests.shape_checks"]
     options = ["-m", "not slow and not gpu", "-o", "addopts=--import-mode=importlib"]

@@ -149,7 +149,7 @@ def test_graders_import_neither_torch_nor_numpy() -> None:
     assert done.stdout.split() == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(40)
 def test_a_base_installation_has_no_torch_and_works(tmp_path: Path) -> None:
     python = str(tmp_path / "venv/bin/python")
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)

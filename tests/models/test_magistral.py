@@ -85,7 +85,7 @@ def check_served(parent: str) -> None:
             process.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 def test_every_command_takes_the_checkpoint_as_published(parent, tmp_path):
     assert "ok" in run("doctor", "--chat", parent)
     run("generate", parent, "What is 6 times 7?", "--max-tokens", "8")
