@@ -9,6 +9,7 @@ import threading
 import time
 from array import array
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -508,6 +509,38 @@ def test_a_state_from_elsewhere_runs_no_code(tmp_path):
         with pytest.raises(InputError, match="was not loaded"):
             trainer().load_state(folder)
         assert not mark.exists(), harm
+
+
+class ByName(pickle.Pickler):
+    """Writes a member of an enum as Python 3.11.2 does."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
+
+
+def test_a_state_of_another_python_is_loaded_and_nothing_else_of_a_class(tmp_path):
+    t = trainer()
+    t.save_state(tmp_path)
+    metadata = pickle.loads((tmp_path / ".metadata").read_bytes())
+    other = trainer()
+    for planned, is_read in ((None, True), (Part(), False)):
+        metadata.planner_data = planned
+        with (tmp_path / ".metadata").open("wb") as file:
+            ByName(file).dump(metadata)
+        (tmp_path / "checksums_0").write_bytes(state._checksums(tmp_path, 0))
+        if is_read:
+            other.load_state(tmp_path)
+            assert equal(other.weights(), t.weights())
+        else:
+            with pytest.raises(InputError, match="asks .*Size.* for count"):
+                other.load_state(tmp_path)
+
+
+class Part:
+    """Read back as an attribute of a class that a state may name."""
+
+    def __reduce__(self) -> Any:
+        return getattr, (torch.Size, "count")
 
 
 def test_the_state_of_another_model_is_a_clear_error(tmp_path):

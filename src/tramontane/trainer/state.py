@@ -21,7 +21,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
-from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, StorageMeta
 
 from tramontane.errors import InputError
 from tramontane.models.memory import release_free_memory
@@ -220,10 +220,21 @@ class _MetadataUnpickler(pickle.Unpickler):
     """Loads the classes of `_METADATA_NAMES` and dtypes, and no others."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (
+            "builtins",
+            "getattr",
+        ):  # by which Python 3.11.2 names an enum's member
+            return _memory_format
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if not is_dtype and name not in _METADATA_NAMES.get(module, ()):
             raise pickle.UnpicklingError(f"it names {module}.{name}")
         return super().find_class(module, name)
+
+
+def _memory_format(of: Any, name: str) -> _MEM_FORMAT_ENCODING:
+    if of is not _MEM_FORMAT_ENCODING:
+        raise pickle.UnpicklingError(f"it asks {of!r} for {name}")
+    return _MEM_FORMAT_ENCODING[name]
 
 
 def _state(
