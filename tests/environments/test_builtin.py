@@ -6,7 +6,7 @@ import operator
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tramontane.environments.builtin import BUILT_IN, Guessing, Notebook, calculator, guess_of
@@ -32,7 +32,8 @@ def expressions(depth=4):
 
     def join(parts):
         (left, a), (right, b), op = parts
-        return (f"({left}) {op} ({right})", OPERATORS[op](a, b) if b or op in "+-*" else None)
+        value = Fraction(OPERATORS[op](a, b)) if b or op in "+-*" else None  # `//` gives an int
+        return f"({left}) {op} ({right})", value
 
     def fits(parts):
         return parts[0][1] is not None and parts[1][1] is not None
@@ -42,6 +43,7 @@ def expressions(depth=4):
 
 
 @given(expressions())
+@example(("((1) // (1)) / ((1) // (0.001))", Fraction(1, 1000)))
 def test_the_calculator_is_exact(drawn):
     text, value = drawn
     if len(text) > 500:
