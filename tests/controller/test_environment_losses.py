@@ -187,7 +187,7 @@ def test_a_step_that_was_late_ends_its_conversation_at_once(forty: Path) -> None
 
 
 def test_a_conversation_whose_first_turn_nobody_read_begins_again(forty: Path) -> None:
-    """As a resumed run's, which had turns and is not replayed."""
+    """A resumed run's conversation, which had turns and is not replayed, does so too."""
 
     def answer(call: Call) -> Any:
         return Started([9]) if call.method == "step" else answered(call)

@@ -450,7 +450,7 @@ def test_a_generators_share_has_room_for_clients(asked, expected):
 
 
 def test_a_pool_without_generators_does_not_pause():
-    """As of a run on recorded completions alone."""
+    """A run on recorded completions alone has such a pool."""
     config = small_config("unused")
     none = config.generator.model_copy(update={"workers": 0})
     config = config.model_copy(update={"generator": none})

@@ -216,7 +216,7 @@ def test_a_wait_that_lasts_too_long_is_named_with_the_state_of_the_run(forty: Pa
 
 
 def test_an_error_ends_the_tasks_and_their_errors_are_not_reported(forty: Path) -> None:
-    """As those of a task that fails when it is to end."""
+    """The first error is raised; a task that fails when it is to end adds none."""
 
     async def annotate(batch: Batch, made: TrainBatch) -> None:
         if batch.version:

@@ -11,5 +11,5 @@ def names_the_sum(problem, text, n_tokens):
 
 
 def share(texts):
-    """Of the group that wrote the same."""
+    """The share of the group that wrote the same text."""
     return [texts.count(text) / len(texts) for text in texts]

@@ -104,7 +104,7 @@ LAYOUTS = {
     (4, 4): ("grouped", "window", "sinks", "experts", "adapters", "short"),
     (4, 2): tuple(n for n in SETTINGS if n not in MODELS or n == "grouped"),
 }
-# Whose state goes on alone: of a model, or of its adapters.
+# By layout, the setting whose state one rank goes on with: a model, or its adapters.
 RESUMED = {(2, 2): "grouped", (4, 4): "adapters", (4, 2): "grouped"}
 
 

@@ -184,10 +184,10 @@ class PooledGenerator:
                 progress = await answer(handle, "poll", future, limit=limit)
             except WorkerLost as lost:
                 await self._replace(handle, lost)
-            else:
-                if handle is self.handle:  # not lost meanwhile, in another call
-                    self._losses = 0
-                    self._record(progress)
+                return
+            if handle is self.handle:  # not lost meanwhile, in another call
+                self._losses = 0
+                self._record(progress)
 
     async def ask(self, limit: str, method: str, *args: Any) -> Any:
         """Make any other call; if the worker is lost, repeat the call with the replacement."""

@@ -173,7 +173,7 @@ class ChatAnswer:
         """What is certain of an unfinished choice."""
         assert choice.tokens is not None
         if self._held is None:
-            return dict.fromkeys(TEXTS)
+            return dict.fromkeys(TEXTS, "")
         parsed = self._read(choice.tokens)
         thoughts, content = parsed.thoughts, parsed.content
         opened = self._tags.opening in parsed.text and self._tags.closing not in parsed.text

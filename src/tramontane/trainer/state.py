@@ -220,10 +220,7 @@ class _MetadataUnpickler(pickle.Unpickler):
     """Loads the classes of `_METADATA_NAMES` and dtypes, and no others."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == (
-            "builtins",
-            "getattr",
-        ):  # by which Python 3.11.2 names an enum's member
+        if (module, name) == ("builtins", "getattr"):  # an enum's member, in Python 3.11.2
             return _memory_format
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if not is_dtype and name not in _METADATA_NAMES.get(module, ()):
@@ -232,6 +229,7 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 def _memory_format(of: Any, name: str) -> _MEM_FORMAT_ENCODING:
+    """In the place of `getattr`: the one enum that a state holds, and of nothing else."""
     if of is not _MEM_FORMAT_ENCODING:
         raise pickle.UnpicklingError(f"it asks {of!r} for {name}")
     return _MEM_FORMAT_ENCODING[name]
