@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from tramontane.config.peers import explain
 from tramontane.config.resume import UNMARKED, OnResume, mark_of
-from tramontane.config.section import Section, nearest, paths, subsection
+from tramontane.config.section import Section, descriptions, nearest, paths, subsection
 from tramontane.errors import InputError
 
 WIDTH = 100  # line length of the Markdown, in characters
@@ -106,7 +106,7 @@ class Entry:
                 path=".".join(part for part in (self.path, name) if part),
                 kind=_kind(schemas[name]),
                 default=_default(field),
-                description=_one_line(field.description or ""),
+                description=_one_line(descriptions(self.section)[name]),
                 section=subsection(field.annotation),
                 on_resume=mark_of(field, self.on_resume),
             )

@@ -5,13 +5,17 @@ All problems of a file or an override are one `InputError` with lines `FILE: KEY
 
 from __future__ import annotations
 
+import ast
 import difflib
 import hashlib
+import inspect
 import logging
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
@@ -51,7 +55,7 @@ class Section(BaseModel):
     renamed: ClassVar[Mapping[str, str]] = {}
     removed: ClassVar[Mapping[str, tuple[Any, str]]] = {}
     of_text: ClassVar[str] = ""
-    model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", validate_default=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -372,7 +376,7 @@ def _explain(cls: type[Section], error: dict[str, Any]) -> str:
         return f"{key}: a section with keys, not {given}; write {key}: {{{example}}}"
     parent = subsection(around) if location[:-1] else cls
     if kind == "string_pattern_mismatch" and parent and location[-1] in parent.model_fields:
-        meaning = first_sentence(parent.model_fields[str(location[-1])].description or "")
+        meaning = first_sentence(descriptions(parent)[str(location[-1])])
         return f"{key}: {error['input']!r} cannot be the {meaning[:1].lower()}{meaning[1:]}"
     if kind in ("tuple_type", "list_type"):
         return f"{key}: a list, not {error['input']!r}; write {key}: [{error['input']}]"
@@ -384,6 +388,24 @@ def _explain(cls: type[Section], error: dict[str, Any]) -> str:
     notes = [k.note for k in peer_keys() if k.note and k.name == k.key == key]
     note = f" ({notes[0]})" if notes else ""
     return f"{key}: {message}{note}" if key else message
+
+
+@cache
+def descriptions(cls: type[Section]) -> dict[str, str]:
+    """The docstrings under a section's keys, by key. They are read from its source when asked for;
+    pydantic's `use_attribute_docstrings` reads those of all sections whenever they are imported."""
+    found = dict.fromkeys(cls.model_fields, "")
+    for section in reversed(cls.__mro__):
+        if not issubclass(section, Section):
+            continue
+        with suppress(OSError, TypeError):  # typed at a prompt
+            [definition] = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+            assert isinstance(definition, ast.ClassDef)
+            for key, text in pairwise(definition.body):
+                match key, text:
+                    case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(docstring))):
+                        found[name] = inspect.cleandoc(docstring)
+    return found
 
 
 @cache
@@ -409,6 +431,6 @@ def _suggestion(cls: type[Section], location: tuple[int | str, ...], value: Any)
     parent = subsection(_annotation_at(cls, location[:-1]))
     assert parent, "only sections forbid unknown keys"
     if near := nearest(last, parent.model_fields):
-        description = first_sentence(parent.model_fields[near].description or "")
+        description = first_sentence(descriptions(parent)[near])
         return f"did you mean {near!r}? {description}"
     return f"valid keys: {', '.join(sorted(parent.model_fields))}"
