@@ -65,7 +65,10 @@ def test_a_second_process_is_refused_at_once_and_changes_nothing(
     tmp_path: Path, living: int
 ) -> None:
     before, began = contents(tmp_path), time.monotonic()
-    with pytest.raises(InputError) as refused, owned_folder(tmp_path / "run", "evaluated"):
+    with (
+        pytest.raises(InputError) as refused,
+        owned_folder(tmp_path / "run", "evaluated", wait=0.1),
+    ):
         pytest.fail("two owners")
     assert time.monotonic() - began < 3
     assert contents(tmp_path) == before
@@ -80,8 +83,11 @@ def test_a_second_process_is_refused_at_once_and_changes_nothing(
 
 def test_the_owner_is_refused_a_second_time_too(tmp_path: Path) -> None:
     with owned_folder(tmp_path, "trained"):
-        for work in (owned_folder, owned_folder):
-            with pytest.raises(InputError, match=f"by process {os.getpid()} "), work(tmp_path, "x"):
+        for _ in range(2):
+            with (
+                pytest.raises(InputError, match=f"by process {os.getpid()} "),
+                owned_folder(tmp_path, "trained again", wait=0.1),
+            ):
                 pytest.fail("two owners")
         with owned_folder(tmp_path / "inside", "trained"), owned_file(tmp_path / "file", "trained"):
             pass  # places within are places of their own
