@@ -96,7 +96,7 @@ def vllm_environment() -> Any:
 
 @pytest.fixture
 def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks in processes of `tests.forked`, which has imported torch, instead of fresh ones."""
+    """Ranks in forks of `tests.fork_server`, which has imported torch, instead of fresh ones."""
     from tests import forked
 
     monkeypatch.setattr("tramontane.placement.ranks.START_METHOD", forked.START_METHOD)
@@ -167,6 +167,14 @@ class ByFile(LoadScopeScheduling):
         file, _, name = nodeid.partition("::")
         group = name.rpartition("@")[2] if name.rfind("@") > name.rfind("]") else ""
         return group or file
+
+
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """The processes of tests are forks of one that has made their imports."""
+    from tests import fork_server
+
+    for spec in specs:
+        spec.python = fork_server.python()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:

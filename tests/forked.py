@@ -1,11 +1,6 @@
-"""Processes that tests kill, interrupt or limit.
-
-A fork server imports the package once, so that a process starts in milliseconds instead of the
-seconds that its imports take.
-"""
+"""Processes that tests kill, interrupt or limit: forks of `tests.fork_server`."""
 
 import atexit
-import multiprocessing
 import os
 import resource
 import runpy
@@ -21,37 +16,20 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import tramontane
+from tests.fork_server import START_METHOD, context, ensure_running
 from tramontane.cli import main
 from tramontane.config import Config
 from tramontane.placement import ranks, warm
 
 TIMEOUT_S = 600  # limit for a process to end, or to reach the moment of its kill
 SWEEPING = ("sweep", "study")  # commands whose runs are forks of one process
-START_METHOD = "forkserver"
 RANKS = "TESTS_START_METHOD_OF_RANKS"  # variable of a command
-context = multiprocessing.get_context(START_METHOD)
-context.set_forkserver_preload(
-    [
-        "pytest",
-        "tests.curation.killing",
-        "tramontane.cli",
-        "tramontane.asking.endpoint",
-        "tramontane.run.train",
-        "tramontane.sft.sft",
-        "tests.warmed",
-    ]
-)
 
 
 def start(target: Callable[..., None], *args: object) -> BaseProcess:
     """Call an importable function in a new process."""
-    # As the environment that the system shows of the server, and of all its forks, for `_remark`.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(warm.MARK, warm._UNMARKED)
-        forkserver.ensure_running()
+    ensure_running()
     process = context.Process(target=target, args=args)
     process.start()
     return process

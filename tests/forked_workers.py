@@ -1,4 +1,4 @@
-"""Servers of workers (`placement.warm`) that are forks of the server of `tests.forked`.
+"""Servers of workers (`placement.warm`) that are forks of `tests.fork_server`.
 
 A worker whose function imports torch, or a run of a study, then starts in milliseconds instead of
 the seconds that its imports take. Everything after the imports is as in a fresh server.

@@ -42,11 +42,12 @@ def without_nvidia() -> str:
 
 
 def test_without_a_driver_only_builds_for_cpus_satisfy_the_requirement() -> None:
-    [torch, package] = [line for line in recipe(without_nvidia()) if "pip install" in line]
+    [torch, uv, package] = [line for line in recipe(without_nvidia()) if "pip install" in line]
     assert "'torch==2.13.0+cpu'" in torch
     assert "--extra-index-url https://download.pytorch.org/whl/cpu" in torch
     assert "--timeout" in torch and "--retries" in torch
     assert "--no-deps" in torch  # no other package is looked for in that index
+    assert uv.endswith(" uv")
     assert package.endswith("--editable '.[train]'") and "--upgrade" not in package
 
 

@@ -1,4 +1,4 @@
-"""The last import of the fork server of `tests.forked`, and of nothing else: each of its processes
+"""The last import of `tests.fork_server`, and of nothing else: each of its processes
 has a fork of a server that has imported what verifiers' and environments' workers need."""
 
 import gc

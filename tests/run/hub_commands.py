@@ -1,5 +1,5 @@
 """Commands in forks of one process, which has imported the hub's client: it reads the hub's address
-when it is imported, so that the fork server of `tests.forked` cannot run them.
+when it is imported, so that `tests.fork_server` cannot run them.
 
     python -m tests.run.hub_commands
 

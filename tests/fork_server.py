@@ -1,0 +1,102 @@
+"""The server whose forks are the processes of tests, and the processes that they start.
+
+It imports the package once, for all of them. xdist's processes collect in half the time, and a
+process that is to be killed, interrupted or limited starts in milliseconds.
+"""
+
+import atexit
+import multiprocessing
+import os
+import shlex
+import sys
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
+from pathlib import Path
+from unittest import mock
+
+SERVER = "TRAMONTANE_TEST_FORK_SERVER"  # the variable with the address of a server to share
+START_METHOD = "forkserver"
+context = multiprocessing.get_context(START_METHOD)
+context.set_forkserver_preload(
+    [
+        "pytest",
+        "hypothesis",
+        "datasets",
+        "peft",
+        "scipy.stats",
+        "tests.curation.killing",
+        "tramontane.cli",
+        "tramontane.asking.endpoint",
+        "tramontane.run.train",
+        "tramontane.sft.sft",
+        "tests.warmed",
+    ]
+)
+
+
+def ensure_running() -> None:
+    """Start the server if there is none."""
+    from tramontane.placement import warm
+
+    # As the environment that the system shows of the server, and of all its forks, for `_remark`.
+    with mock.patch.dict(os.environ, {warm.MARK: warm._UNMARKED}):
+        forkserver.ensure_running()
+
+
+def python() -> str:
+    """The words of a command that is to `-c` what Python is, in a fork of this process's server."""
+    ensure_running()
+    os.environ[SERVER] = forkserver._forkserver._forkserver_address
+    return shlex.join([sys.executable, __file__])
+
+
+def share() -> None:
+    """Use the server that the environment names, which another process has started."""
+    server = forkserver._forkserver
+    server._forkserver_address = os.environ[SERVER]
+    server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # it lives as its starter does
+    server.ensure_running = resource_tracker.ensure_running
+    forkserver.ensure_running = server.ensure_running
+
+
+def launch(code: str) -> int:
+    """Run code in a fork of the shared server, with this process's streams; returns its exit code,
+    the negative signal if it was killed."""
+    share()
+    streams = [Connection(os.dup(number)) for number in range(3)]
+    process = context.Process(target=run, args=(code, streams, dict(os.environ)))
+    process.start()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def run(code: str, streams: list[Connection], environment: dict[str, str]) -> None:
+    """What Python does with `-c`."""
+    import numpy as np
+
+    from tramontane.placement import warm
+
+    for number, stream in enumerate(streams):
+        os.dup2(stream.fileno(), number)
+        stream.close()
+    sys.stdin = os.fdopen(0, closefd=False)
+    os.environ.clear()
+    os.environ.update(environment)
+    for server in warm._servers.values():  # those of a fresh process are its own
+        server._end()
+    warm._servers.clear()
+    np.random.seed()
+    share()
+    sys.argv = ["-c"]
+    try:
+        exec(code, {"__name__": "__main__"})
+    finally:
+        atexit._run_exitfuncs()  # which a forked process skips
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])
+    from tests import fork_server
+
+    sys.exit(fork_server.launch(sys.argv[-1]))
