@@ -53,10 +53,11 @@ MODELS = {
     "sinks": GptOssConfig(**SIZES | HEADS, num_local_experts=4, num_experts_per_tok=2),
     "experts": Qwen3MoeConfig(**SIZES | EXPERTS, num_experts=4),
 }
+ONE_LAYER = LlamaConfig(**SIZES | {"num_hidden_layers": 1}, tie_word_embeddings=True)
 HYBRID = Lfm2Config(**SIZES, layer_types=["conv", "full_attention"])
 KL = {"magistral": {"kl_coef": 0.1, "entropy_coef": 0.01}}
 # By name: the model, and the trainer's settings. Those of objectives have several microbatches even
-# where groups of ranks share rows.
+# where groups of ranks share rows, and a model of one layer where only its outputs are shared anew.
 SETTINGS = {
     **{name: (name, {"objective": KL, "microbatch_tokens": 64}) for name in MODELS},
     "everything": (
@@ -70,13 +71,13 @@ SETTINGS = {
             "reduce_gradients": "microbatch",
         },
     ),
-    "sequences": ("window", {"objective": {"name": "gspo"}}),
-    "sums": ("grouped", {"objective": {"name": SUMS}}),
-    "teacher": ("grouped", {"objective": {"name": "distill", "distill": {"top_k": 4}}}),
-    "values": ("grouped", {"objective": {"name": "dro"}}),
+    "sequences": ("one layer", {"objective": {"name": "gspo"}}),
+    "sums": ("one layer", {"objective": {"name": SUMS}}),
+    "teacher": ("one layer", {"objective": {"name": "distill", "distill": {"top_k": 4}}}),
+    "values": ("one layer", {"objective": {"name": "dro"}}),
     # Completions that top-p or top-k cut, some of them beside others, with every mask.
     "allowed": (
-        "grouped",
+        "one layer",
         {
             "objective": {
                 "magistral": {"kl_coef": 0.1, "entropy_coef": 0.01},
@@ -94,15 +95,16 @@ SETTINGS = {
     ),
     "adapters": ("window", {"objective": KL, "lora": {"rank": 3}}),
     # Rows of one completion: some parts have only a prompt, or only filler.
-    "short": ("grouped", {"objective": KL, "microbatch_tokens": 1}),
+    "short": ("one layer", {"objective": KL, "microbatch_tokens": 1}),
 }
 LIMIT = timedelta(seconds=1234)
 # By ranks, and how many of them share rows: each model, and heads and sinks with and without
-# repeated key-value heads, where all share rows; each objective, where groups of them do.
+# repeated key-value heads, where all share rows, with adapters too; each objective, where groups of
+# them do.
 LAYOUTS = {
     (2, 2): ("grouped", "capped", "sinks", "everything"),
     (4, 4): ("grouped", "window", "sinks", "experts", "adapters", "short"),
-    (4, 2): tuple(n for n in SETTINGS if n not in MODELS or n == "grouped"),
+    (4, 2): tuple(n for n in SETTINGS if n not in {*MODELS, "adapters"} or n == "grouped"),
 }
 # By layout, the setting whose state one rank goes on with: a model, or its adapters.
 RESUMED = {(2, 2): "grouped", (4, 4): "adapters", (4, 2): "grouped"}
@@ -210,7 +212,7 @@ def refuse_mixed_tokens():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("context")
-    for name, config in MODELS.items():
+    for name, config in (MODELS | {"one layer": ONE_LAYER}).items():
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(config).save_pretrained(folder / name)
     run(0, 1, 1, folder)
@@ -255,28 +257,29 @@ def test_a_state_of_ranks_that_share_rows_goes_on_alone(folder, layout, name):
     assert_close(expected, resumed(folder, name, layout))
 
 
-LONG = LlamaConfig(
-    vocab_size=VOCAB,
-    hidden_size=64,
-    intermediate_size=192,
-    num_hidden_layers=6,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    pad_token_id=0,
-)
+WIDE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
+LONG = LlamaConfig(**WIDE, num_hidden_layers=3)
 
 
 def long_batch():
     """One row of two completions that share nothing."""
     rng = random.Random(0)
-    return train_batch(0, [[completion(rng, length=1500)] for _ in range(2)])
+    return train_batch(0, [[completion(rng, length=1000)] for _ in range(2)])
 
 
 def take_memory(rank, ranks, folder):
     joined(rank, ranks, folder)
     config = TrainerConfig(ranks=ranks, context_parallel=ranks, microbatch_tokens=4096)
+    # Makes the kernels for these shapes, which are kept.
+    Trainer.load(str(folder / "one layer"), config, 10).step(long_batch())
     t = Trainer.load(str(folder / "model"), config, 10)
-    t.step(long_batch())  # makes the kernels for these shapes, which are kept
     with measured() as peak:
         t.step(long_batch())
     (folder / f"{rank}.json").write_text(json.dumps(peak.highest))
@@ -288,7 +291,9 @@ def test_ranks_that_share_a_row_hold_a_share_of_its_activations(tmp_path):
     peaks = {}
     for ranks in (1, 2, 4):
         folder = tmp_path / str(ranks)
-        AutoModelForCausalLM.from_config(LONG).save_pretrained(folder / "model")
+        one_layer = LlamaConfig(**WIDE, num_hidden_layers=1)
+        for name, config in ("model", LONG), ("one layer", one_layer):
+            AutoModelForCausalLM.from_config(config).save_pretrained(folder / name)
         args = ranks, folder
         mp.start_processes(take_memory, args, nprocs=ranks, start_method=forked.START_METHOD)
         files = [folder / f"{rank}.json" for rank in range(ranks)]
