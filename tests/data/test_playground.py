@@ -201,6 +201,14 @@ def test_reference_programs_pass_their_tests_and_slips_do_not(monkeypatch):
             assert not passes(wrong, p, monkeypatch), (p.metadata["task"], wrong)
 
 
+def test_problems_of_the_same_program_have_tests_of_their_own():
+    program = draw(Random(0), 1)
+    first, second = (program_problem(program).tests["cases"] for _ in range(2))
+    before = [dict(case) for case in first]
+    first.pop()["output"] = first[0]["output"] = "changed"
+    assert second == before == program_problem(program).tests["cases"]
+
+
 def test_every_level_has_tasks_and_there_are_at_least_thirty():
     assert len(tasks()) >= 30 and {t.level for t in tasks().values()} == set(range(1, 9))
 
