@@ -12,12 +12,14 @@ from tramontane.studies.procedures import started
 from tramontane.studies.study import load_study
 
 SIZES = {"n_async": 16, "n_batch": 8, "group_size": 4, "l_max": 64, "l_cache": 16}
+SIZES["diversity"] = "none"  # an update of the first two groups
 MEASURED = {"evaluation.samples": 2, "evaluation.before": False}
+CONFIG = {f"pipeline.{key}": value for key, value in SIZES.items()} | MEASURED
 SMALL = {
     "updates": 1,
     "levels": [1, 1],
     "maths": {"kinds": ["sums", "stories"], "levels": [1, 1]},  # which the tiny base can solve
-    "config": {f"pipeline.{key}": value for key, value in SIZES.items()} | MEASURED,
+    "config": CONFIG,
     "student": {"pipeline.n_minibatch": 4},
     "problems": 12,
 }
@@ -100,7 +102,9 @@ def test_what_was_forgotten_is_distilled_from_the_weights_before(tmp_path):
 
 @pytest.mark.slow
 def test_arms_of_one_level_begin_where_the_arm_of_both_does(tmp_path):
-    keys = load_study("effort").base | {"sft_steps": 2, "updates": 1, "problems": 8}
+    keys = load_study("effort").base | {"sft_steps": 1, "updates": 1, "problems": 8}
+    keys["config"] = CONFIG | {"pipeline.n_async": 32, "pipeline.n_batch": 32}
+    keys["config"]["evaluation.samples"] = 4
     keys["effort"] = {
         name: level | {"l_max": 40, "l_cache": 2} for name, level in keys["effort"].items()
     }

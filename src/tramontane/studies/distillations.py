@@ -150,7 +150,7 @@ def at_levels(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]
         keys: `effort`, the levels `low` and `high` as in `data.effort`; `train_effort`, those that
             the arm trains, null for both; `traces`, the parts of the playground that the
             fine-tuning reads, and `sft_steps` of it; `levels` of the problems; `updates`;
-            `problems` of the evaluation.
+            `problems` of the evaluation; `config`, further config keys of the runs, if any.
         seed: of both steps.
         folder: of the arm.
 
@@ -166,6 +166,7 @@ def at_levels(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]
     with owned_folder(shared, "trained", wait=SHARED_SECONDS):
         start = supervised(shared / "sft", settings)
     asked = {"data.effort": keys["effort"], "data.playground.levels": keys["levels"]}
+    asked |= keys.get("config", {})
     own = {"data.train_effort": keys["train_effort"], "pipeline.updates": keys["updates"]}
     model = trained(folder / "run", asked | own | {"model": str(start), "seed": seed})
     low, high = (
