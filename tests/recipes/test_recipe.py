@@ -152,10 +152,11 @@ def test_medium_then_small_through_kills_within_and_between_steps(tmp_path):
 
 
 @pytest.mark.slow
-def test_distillation_in_the_place_of_fine_tuning_through_a_kill(tmp_path):
+def test_distillation_in_the_place_of_fine_tuning_through_a_kill(tmp_path, one_layer):
     teacher, out = tmp_path / "teacher", tmp_path / "small"
-    train(small_config(teacher), QuietScreen())
-    recipe = distilling(out, teacher, distillation={"updates": 3, "set": {"trainer": FASTER}})
+    train(small_config(teacher, model=one_layer), QuietScreen())
+    changes = {"updates": 3, "set": {"trainer": FASTER}}
+    recipe = distilling(out, teacher, model=one_layer, distillation=changes)
     killed = forked.start(killed_at, recipe.model_dump_json(), "update")
     assert forked.end(killed) == -signal.SIGKILL
     assert (out / "1_distill/run/config.yaml").is_file()
@@ -169,7 +170,7 @@ def test_distillation_in_the_place_of_fine_tuning_through_a_kill(tmp_path):
     config = read_settings(out / "1_distill/run/config.yaml")
     assert config["teacher"]["model"] == str(teacher / "checkpoints/update_2/weights")
     assert config["trainer"]["learning_rate"] == FASTER["learning_rate"]
-    for step, start in (("2_rl", facts["1_distill"]["weights"]), ("3_rl_only", "tiny")):
+    for step, start in (("2_rl", facts["1_distill"]["weights"]), ("3_rl_only", one_layer)):
         config = read_settings(out / step / "run/config.yaml")
         assert (config["model"], config["teacher"]) == (start, None)
         assert config["trainer"]["objective"]["name"] == "magistral"

@@ -32,11 +32,12 @@ def test_the_plane_of_checkpoints_that_were_since_replaced_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_has_a_landscape_and_a_stopped_one_continues(tmp_path):
+def test_a_run_has_a_landscape_and_a_stopped_one_continues(tmp_path, one_layer):
     run = tmp_path / "run"
     train(
         small_config(
             run,
+            model=one_layer,
             data={"eval": "playground:"},
             pipeline={"updates": 3, "diversity": "none"},
             evaluation={"problems": 4, "samples": 2},
@@ -59,7 +60,7 @@ def test_a_run_has_a_landscape_and_a_stopped_one_continues(tmp_path):
         run, points=3, sampling=sampling, on_point=lambda done, total: seen.append((done, total))
     )
     assert seen == [(n, 9) for n in (0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 9)]
-    assert found.updates == (0, 1, 2, 3)  # the tiny base itself comes first
+    assert found.updates == (0, 1, 2, 3)  # the model at the start comes first
     assert found.plane.explained.sum() == pytest.approx(1)
     np.testing.assert_array_equal(found.plane.coordinates[-1], [0, 0])
     rows = [json.loads(line) for line in (run / "landscape/points.jsonl").open()]
