@@ -175,13 +175,13 @@ def test_a_module_of_ones_own_may_have_such_a_name(tmp_path, monkeypatch):
 def test_a_preset_trains_the_tiny_base(name, tmp_path):
     small = {
         "run_dir": tmp_path / "run",
-        "data.playground": "{levels: [1, 2], languages: [en]}",
+        "data.playground": "{levels: [1, 1], languages: [en]}",
         "pipeline.updates": 1,
         "pipeline.group_size": 8,
-        "pipeline.n_batch": 32,
+        "pipeline.n_batch": 16,
         "pipeline.n_async": 32,
-        "pipeline.l_max": 128,
-        "pipeline.l_cache": 32 if name == "dapo" else 0,
+        "pipeline.l_max": 64,
+        "pipeline.l_cache": 16 if name == "dapo" else 0,
         "verifier.workers": 1,
     }
     small |= {"pipeline.n_minibatch": 8} if name == "dapo" else {}
