@@ -320,7 +320,7 @@ def test_a_drill_is_answered_by_looking_up(code: str) -> None:
 
 @pytest.mark.slow
 def test_a_run_trains_on_a_judges_verdicts_and_its_errors_are_audited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_layer: str
 ) -> None:
     path = module(tmp_path, monkeypatch, rounds=1)
     english = {"languages": ["en"], "levels": (2, 2), "frames": ["trains"]}
@@ -330,10 +330,11 @@ def test_a_run_trains_on_a_judges_verdicts_and_its_errors_are_audited(
     domain = {"verifier": path, "format": {"regex": "([AB])"}, "timeout_s": 60}
     config = small_config(
         tmp_path / "run",
+        model=one_layer,
         data={"train": str(tmp_path / "problems.jsonl"), "playground": {}},
         cold_start={
             "data": {"train": str(tmp_path / "lessons.jsonl")},
-            "steps": 12, "batch_tokens": 2048, "warmup_steps": 5, "learning_rate": 2e-3,
+            "steps": 12, "batch_tokens": 1024, "warmup_steps": 5, "learning_rate": 2e-3,
         },
         verifier={"domains": {"judged": domain}, "reward": {"length": 0, "language": 0}},
         pipeline={"diversity": "none", "l_max": 64, "l_cache": 8},
