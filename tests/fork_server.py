@@ -75,17 +75,12 @@ def run(code: str, streams: list[Connection], environment: dict[str, str]) -> No
     """What Python does with `-c`."""
     import numpy as np
 
-    from tramontane.placement import warm
-
     for number, stream in enumerate(streams):
         os.dup2(stream.fileno(), number)
         stream.close()
     sys.stdin = os.fdopen(0, closefd=False)
     os.environ.clear()
     os.environ.update(environment)
-    for server in warm._servers.values():  # those of a fresh process are its own
-        server._end()
-    warm._servers.clear()
     np.random.seed()
     share()
     sys.argv = ["-c"]

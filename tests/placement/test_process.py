@@ -166,7 +166,8 @@ def test_what_a_worker_forks_ends_by_sigterm_and_answers_nothing(tmp_path):
         worker.stop()
 
 
-def test_workers_end_with_the_process_that_forked_them_and_new_ones_start(tmp_path):
+def test_workers_end_with_the_process_that_forked_them_and_new_ones_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(warm, "_servers", {})
     worker = WorkerProcess("worker", "tests.placement.forks", "reward")
     try:
         worker.ready(lambda: (None, str(tmp_path)))
@@ -181,8 +182,9 @@ def test_workers_end_with_the_process_that_forked_them_and_new_ones_start(tmp_pa
         worker.stop()
 
 
-def test_a_fork_of_a_process_has_a_fork_of_its_server(tmp_path):
+def test_a_fork_of_a_process_has_a_fork_of_its_server(tmp_path, monkeypatch):
     """Which serves that process alone, has its imports, and is replaced once it is killed."""
+    monkeypatch.setattr(warm, "_servers", {})
     worker = WorkerProcess("worker", "tests.placement.forks", "reward")
     worker.ready(lambda: (None, str(tmp_path)))
     server = warm._servers[frozenset()]._process.pid

@@ -9,6 +9,7 @@ from tests.test_first_checks import check, check_refused
 from tramontane.config import Config, Section, load_section
 from tramontane.config.asking import CheckpointModel
 from tramontane.config.reference import Entry, walk
+from tramontane.config.section import descriptions
 from tramontane.config.sft import SFTConfig
 from tramontane_oversight.config import LocalModel, OversightConfig
 from tramontane_oversight.reward import JudgedConfig
@@ -36,7 +37,7 @@ def test_a_shipped_config_is_valid(file: Path) -> None:
 @pytest.mark.parametrize("section", sorted(SECTIONS, key=str))
 def test_every_section_and_every_key_has_a_description(section: type[Section]) -> None:
     assert section.__doc__
-    assert not [name for name, field in section.model_fields.items() if not field.description]
+    assert all(descriptions(section).values())
 
 
 def test_a_checkpoint_is_named_as_in_a_curation() -> None:
