@@ -2,8 +2,10 @@
 
 import json
 import re
+from functools import partial
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from tests.environments.written import SPECIAL, in_json, in_keys, in_tags, said, tokenizer
 from tramontane.environments.forms import MAX_CALLS, MAX_DEPTH
@@ -11,6 +13,7 @@ from tramontane.environments.json_calls import JsonCalls
 from tramontane.environments.learned import (
     ARGUMENT,
     NAME,
+    PROBE,
     Around,
     Calls,
     around_answer,
@@ -49,6 +52,15 @@ def test_ids_are_nine_letters_and_digits():
     assert [call_id(0, 0), call_id(12, 3), call_id(1234, 105)] == [
         "call00000", "call01203", "call23405",
     ]  # fmt: skip
+
+
+def test_the_calls_that_a_template_is_tried_with_fit_the_tool_that_it_is_shown():
+    function = PROBE["function"]
+    Draft202012Validator.check_schema(function["parameters"])
+    for call in Calls(False, "").probe(2)[-1]["tool_calls"]:
+        assert call["function"]["name"] == function["name"]
+        Draft202012Validator(function["parameters"]).validate(call["function"]["arguments"])
+        assert {*call["function"]["arguments"]} == {*function["parameters"]["required"]}
 
 
 def test_a_message_with_calls_is_what_the_template_takes():
@@ -103,19 +115,49 @@ def test_a_chat_that_a_template_refuses_is_empty():
     assert own_calls(tokenizer(refuse)) == []
     assert own_calls(tokenizer(said)) == []  # it writes no calls
     assert around_answer(tokenizer(refuse), PAPER_TAGS) == Around()
+    unasked = tokenizer(in_json)  # it refuses to begin an answer
+    unasked.apply_chat_template = lambda chat, add_generation_prompt, **more: (
+        1 / 0 if add_generation_prompt else tokenizer(in_json).apply_chat_template(
+            chat, add_generation_prompt=False, **more))  # fmt: skip
+    assert own_calls(unasked) == [] and around_answer(unasked, PAPER_TAGS) == Around()
+
+
+def ended(end, message):
+    return in_json(message).replace("<|e|>", end)
 
 
 def test_calls_as_a_template_writes_them_begin_and_end_where_an_answer_does():
     one = f'<call>{NAME} => {{"x": "{ARGUMENT}"}}</call>'
     assert own_calls(tokenizer(in_json)) == [one, one * 2]
-    # Without an end that is a token, what ends a special token's text is cut.
-    assert own_calls(tokenizer(lambda m: in_json(m).replace("<|e|>", "\n"))) == [one, one * 2]
+    assert own_calls(tokenizer(in_json, (*SPECIAL, "</call>"))) == [one, one * 2]
+    for end in ("<|e|><|e|>", "</say>\n<|e|>", "\n"):
+        write = partial(ended, end)
+        assert own_calls(tokenizer(write)) == [one, one * 2]
+    # Without an end that is a token, a special token at the end is cut.
+    calling = tokenizer(lambda m: (in_json if "tool_calls" in m else write)(m))
+    assert own_calls(calling) == [one, one * 2]
+
+    def apart(message):
+        return in_json(message).replace("</call><call>", "</call><|e|><|a|><call>")
+
+    assert own_calls(tokenizer(apart)) == [one, f"{one}<|e|><|a|>{one}"]
+
+
+def test_headers_are_parts_of_calls_where_messages_have_some():
+    one = f'<call>{NAME} => {{"x": "{ARGUMENT}"}}</call>'
 
     def headed(message):
         return in_json(message).replace("<|a|>", "<|a|>to=" if "tool_calls" in message else "<|a|>")
 
-    assert own_calls(tokenizer(headed))[0] == "to=" + one
-    assert own_calls(tokenizer(headed), headed=True)[0] == "to=" + one
+    def alike(message):
+        return in_json(message).replace("<|a|>", "<|a|><h>")
+
+    def unlike(message):  # not as the prompt ends
+        return in_json(message).replace("<|a|>", "<|b|><h>")
+
+    for template, header, start in ((headed, "to=", "to="), (alike, "<h>", ""), (unlike, "", "")):
+        assert own_calls(tokenizer(template), headed=True)[0] == header + one
+        assert own_calls(tokenizer(template))[0] == start + one
 
 
 def test_json_behind_a_name_is_read_as_the_template_writes_it():
@@ -373,8 +415,8 @@ def test_what_stands_around_an_answer_is_taken_away(around, content, found):
 def test_what_a_template_writes_around_an_answer_is_found():
     def channels(message):
         thought = message.get("reasoning_content")
-        before = f"<t>{thought}</t><|e|><|a|>" if thought else ""
-        return said(message, head=f"<|a|>{before}<final>", end="</final><|e|>")
+        before = f"<t>{thought}</t><|e|><|a|>\n" if thought else ""
+        return said(message, head=f"<|a|>\n{before}<final>", end="</final><|e|>")
 
     assert around_answer(tokenizer(said), PAPER_TAGS) == Around()
     user = {"role": "user", "content": "?"}
@@ -384,14 +426,31 @@ def test_what_a_template_writes_around_an_answer_is_found():
     assert found.within("<t>so</t><|e|><|a|><final>42</final>") == ("so", "42")
 
     def no_thoughts(message):
-        return said(message, head="<|a|><final>")
+        return said(message, head="<|a|>\n<final>")
 
     assert around_answer(tokenizer(no_thoughts), PAPER_TAGS) == Around("<final>")
 
     def in_paper_tags(message):
-        return said(message, head="<|a|><think>\n</think>\n<final>")
+        head = "<|a|></think><think>\n</think>\n<final>"
+        return said(message, head=head, end="</final><|e|>")
 
-    assert around_answer(tokenizer(in_paper_tags), PAPER_TAGS) == Around("<final>")
+    assert around_answer(tokenizer(in_paper_tags), PAPER_TAGS) == Around("<final>", "</final>")
+
+    def thinks(opens, closes, head, other):
+        """A template that writes thoughts before the head, or before another."""
+
+        def write(message):
+            thought = message.get("reasoning_content")
+            return said(message, head=f"<|a|>{opens}{thought}{closes}{other}" if thought else head)
+
+        return tokenizer(write)
+
+    assert around_answer(thinks("<think>", "</think>", "<|a|><f>", "<f>"), PAPER_TAGS) == Around(
+        "<f>"
+    )
+    assert around_answer(thinks("<t>", "</t>", "<|a|>", ""), PAPER_TAGS) == Around()
+    assert around_answer(thinks("<t>", "</t>", "<|a|><f>", "<g>"), PAPER_TAGS) == Around("<f>")
+    assert around_answer(thinks("<t>", "</t>", "<|b|><f>", "<f>"), PAPER_TAGS) == Around()
 
     def twice(message):
         return said(message, calls=message["content"])
@@ -405,6 +464,8 @@ def test_what_a_template_writes_around_an_answer_is_found():
         ("a b", ("a b", "a\n\n b", "ab"), ("a_b",)),
         ("(x) 12", ("(x) 3", "(x)456"), ("(x) y", "x 12")),
         ('"call00000"', ('"abc9"', '""'), ('"a b"', '"a<b"')),
+        ("call00000 call00001", ("abc call7",), ("abc def",)),  # of several ids, the first
+        ("a\u3000b", ("a b",), ()),
     ],
 )
 def test_a_pattern_is_loose_in_white_space_numbers_and_ids(text, matched, other):

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from operator import ne
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from tramontane.data.prompts import Tool
@@ -35,8 +36,8 @@ NAMED = r"[\w.-]+"  # the name of a tool
 
 def shared(one: str, other: str) -> int:
     """Length of the common start of two texts."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+    unlike = enumerate(map(ne, one, other))
+    return next((place for place, differs in unlike if differs), min(len(one), len(other)))
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -90,11 +91,11 @@ def taken_by(render: Callable[[list[Message]], str], special: Collection[str]) -
         special: the tokenizer's special tokens.
     """
     for as_json in (False, True):
-        taken = [Calls(as_json, none) for none in ("", None)]
-        texts = [render(each.probe(1)) for each in taken]
+        taken = (Calls(as_json, none) for none in ("", None))
+        texts = [(render(each.probe(1)), each) for each in taken]
         found = [
             (sum(map(text.count, special)), each)
-            for text, each in zip(texts, taken, strict=True)
+            for text, each in texts
             if NAME in text and ARGUMENT in text
         ]
         if found:
@@ -148,7 +149,7 @@ def around_answer(tokenizer: PreTrainedTokenizerBase, tags: ThinkingTags) -> Aro
         text = rendered(tokenizer, [ASKED, said])
         return text[len(prompt) :] if text.startswith(prompt) else ""
 
-    prompt = rendered(tokenizer, [ASKED], prompts=True) if tokenizer.chat_template else ""
+    prompt = rendered(tokenizer, [ASKED], prompts=True)
     text, thought = behind(), behind(reasoning_content=NAME)
     if not prompt or text.count(SAID) != 1:
         return Around()
@@ -156,9 +157,8 @@ def around_answer(tokenizer: PreTrainedTokenizerBase, tags: ThinkingTags) -> Aro
     tail = without_end(tail, special_tokens(tokenizer)).strip()
     if tags.closing in head:
         return Around(head.rpartition(tags.closing)[2].lstrip(), tail)
-    opening, found, rest = thought.partition(SAID)[0].partition(NAME)
-    thinks = bool(found and head.strip() and rest.endswith(head)) and tags.closing not in rest
-    if not thinks:
+    opening, _, rest = thought.partition(SAID)[0].partition(NAME)
+    if not head.strip() or not rest.endswith(head) or tags.closing in rest:
         return Around(head.lstrip(), tail)
     return Around(head.lstrip(), tail, True, opening.lstrip(), rest.removesuffix(head).strip())
 
@@ -173,14 +173,14 @@ def own_calls(tokenizer: PreTrainedTokenizerBase, headed: bool = False) -> list[
     if (taken := taken_by(render, special)) is None:
         return []
     plain, bodies = render([ASKED, {"role": "assistant", "content": SAID}]), []
-    ends = TOKEN.findall(plain.partition(SAID)[2]) or special
+    ends = TOKEN.findall(plain.partition(SAID)[2])
     for text in (render(taken.probe(1)), render(taken.probe(2))):
         start = shared(plain, text)
         inside = (m for m in TOKEN.finditer(text) if m.start() < start < m.end())
         start = next((match.start() for match in inside), start)
         start = min(start, len(prompt)) if headed and text.startswith(prompt) else start
-        last = max(text.rfind(ARGUMENT), text.rfind(NAME))
-        places = [place for end in ends if (place := text.find(end, last)) >= 0]
+        last = text.rfind(ARGUMENT)
+        places = [text.find(end, last) for end in ends if end in text[last:]]
         body = text[start : min(places, default=None)]
         bodies.append(without_end(body, () if places else special))
     return bodies
