@@ -61,10 +61,10 @@ def test_they_run(modules):
 
 
 @pytest.mark.slow
-def test_they_are_trained_with_from_yaml_and_from_python(modules, tmp_path):
+def test_they_are_trained_with_from_yaml_and_from_python(modules, tmp_path, one_layer):
     named = {"environment": "docs_shop:Shop", "tools": ["docs_tools:convert"]}
     sizes = SMALL["pipeline"] | {"l_max": 160, "diversity": "none", "updates": 1}
-    raw = SMALL | {"pipeline": sizes, "conversation": {"reward": "last"}}
+    raw = SMALL | {"model": one_layer, "pipeline": sizes, "conversation": {"reward": "last"}}
     config = tmp_path / "shop.yaml"
     config.write_text(yaml.safe_dump(raw | {"data": SMALL["data"] | named}))
     by_yaml, by_python = tmp_path / "yaml", tmp_path / "python"

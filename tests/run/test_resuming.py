@@ -26,11 +26,11 @@ def stop(metrics):
 
 if __name__ == "__main__":
     rows = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(8)]
-    sizes = {"updates": 4, "n_batch": 8, "n_async": 16, "group_size": 4, "l_max": 48}
+    sizes = {"updates": 2, "n_batch": 8, "n_async": 16, "group_size": 4, "l_max": 48}
     tramontane.train(
         overrides={"run_dir": sys.argv[1], "conversation.reward": "last", "pipeline.l_cache": 8,
                    **{f"pipeline.{key}": value for key, value in sizes.items()}},
-        model="tiny", data=rows, environment=Mine, on_update=stop,
+        model=sys.argv[2], data=rows, environment=Mine, on_update=stop,
     )
 """
 
@@ -83,15 +83,18 @@ def test_a_folder_that_is_not_a_run_is_not_to_be_resumed(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_the_command_continues_a_script_with_a_class_of_its_own(tmp_path: Path) -> None:
+def test_the_command_continues_a_script_with_a_class_of_its_own(
+    tmp_path: Path, one_layer: str
+) -> None:
     (tmp_path / "beside.py").write_text("REWARDS = [0.0, 0.5, 1.0]\n")
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "elsewhere").mkdir()
     options = {"cwd": tmp_path / "elsewhere", "capture_output": True, "text": True}
-    script = subprocess.run([sys.executable, tmp_path / "script.py", "mine"], **options)  # type: ignore[call-overload]
-    command = script.stdout.partition("stopped; continue with: ")[2].strip()
-    assert command, script.stderr
+    command = [sys.executable, tmp_path / "script.py", "mine", one_layer]
+    script = subprocess.run(command, **options)  # type: ignore[call-overload]
+    resume = script.stdout.partition("stopped; continue with: ")[2].strip()
+    assert resume, script.stderr
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    resumed = subprocess.run(command, shell=True, env={**os.environ, "PATH": path}, **options)  # type: ignore[call-overload]
+    resumed = subprocess.run(resume, shell=True, env={**os.environ, "PATH": path}, **options)  # type: ignore[call-overload]
     assert resumed.returncode == 0, resumed.stderr
-    assert "update 4/4" in resumed.stdout
+    assert "update 2/2" in resumed.stdout

@@ -97,9 +97,11 @@ def test_the_limit_of_processes_holds_where_more_would_fit() -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_of_a_study_ends_its_arms_with_a_checkpoint_each(tmp_path: Path) -> None:
+def test_ctrl_c_of_a_study_ends_its_arms_with_a_checkpoint_each(
+    tmp_path: Path, one_layer: str
+) -> None:
     sizes = SMALL["pipeline"] | {"updates": 1000, "n_batch": 16}
-    base = SMALL | {"pipeline": sizes, "checkpoint": {"every": 1000}}
+    base = SMALL | {"model": one_layer, "pipeline": sizes, "checkpoint": {"every": 1000}}
     study = {
         "title": "Rates",
         "question": "Which?",
