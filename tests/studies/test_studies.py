@@ -99,6 +99,9 @@ STUDY = {
 }
 
 
+SIZES = {"n_async": 8, "n_batch": 8, "group_size": 4, "l_max": 64, "l_cache": 16}
+
+
 @pytest.fixture
 def files(tmp_path):
     study, base = tmp_path / "rates.yaml", tmp_path / "base.yaml"
@@ -106,7 +109,7 @@ def files(tmp_path):
     playground = {"levels": [1, 1], "languages": ["en"]}  # which take 53 tokens at most
     raw = SMALL | {
         "data": SMALL["data"] | {"eval": "playground:", "playground": playground},
-        "pipeline": SMALL["pipeline"] | {"l_max": 64, "l_cache": 16},
+        "pipeline": SMALL["pipeline"] | SIZES,
         "evaluation": {"problems": 2, "samples": 2},
     }
     base.write_text(yaml.safe_dump(raw))
