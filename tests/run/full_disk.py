@@ -1,6 +1,8 @@
 """A run on a disk that is full after its first checkpoint, and later turns read-only; started by
-test_folder_faults in a mount namespace of its own."""
+test_folder_faults in a process whose mounts are its own."""
 
+import ctypes
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,9 +17,11 @@ from tramontane import InputError, train
 from tramontane.run.folder import RunFolder
 
 MIB = 1 << 20
+NEW_USER, NEW_MOUNTS = 0x10000000, 0x00020000  # CLONE_NEWUSER and CLONE_NEWNS of linux/sched.h
 
 
 def main(disk: Path, model: str) -> None:
+    own_mounts()
     disk.mkdir()
     folder = RunFolder(disk / "run")
     config = small_config(
@@ -61,6 +65,18 @@ def main(disk: Path, model: str) -> None:
     assert [m["update"] for m in folder.metrics()] == [1, 2]
     assert train(resume=folder.path, quiet=True, report=False).finished
     check_ledger(folder.path, config)
+
+
+def own_mounts() -> None:
+    """Let this process mount, unseen by others, as `unshare --user --map-root-user --mount` does a
+    fresh one."""
+    maps = {"setgroups": "deny", "uid_map": f"0 {os.getuid()} 1", "gid_map": f"0 {os.getgid()} 1"}
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.unshare(NEW_USER | NEW_MOUNTS):
+        raise OSError(ctypes.get_errno(), "unshare")
+    for name, text in maps.items():
+        Path(f"/proc/self/{name}").write_text(text)
+    mount("--make-rprivate", "/")
 
 
 def turn_read_only(disk: Path) -> None:

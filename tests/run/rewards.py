@@ -1,4 +1,6 @@
-"""Rewards of runs. Imports nothing, so that the processes of verifiers start fast."""
+"""Rewards of runs. Imports nothing large, so that the processes of verifiers start fast."""
+
+import time
 
 
 def even(problem, text, n_tokens):
@@ -8,6 +10,12 @@ def even(problem, text, n_tokens):
 
 def names_the_sum(problem, text, n_tokens):
     return float(str(problem.metadata["sum"]) in text)
+
+
+def slow(problem, text, n_tokens):
+    """Takes its time, without work."""
+    time.sleep(0.2)
+    return 0.0
 
 
 def share(texts):

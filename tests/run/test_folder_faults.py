@@ -21,6 +21,7 @@ from rich.console import Console
 import tramontane
 from tests.controller.test_pipeline import check_ledger
 from tests.forked import Command
+from tests.run import full_disk
 from tests.runs import small_config
 from tramontane.audit.audit import audit
 from tramontane.config import Config
@@ -35,6 +36,7 @@ from tramontane.run.train import train
 from tramontane.view.report import write_report
 
 SIZES = {"updates": 3, "n_batch": 16}
+SLOW = "tests.run.rewards.slow"  # a run that lives on at leisure, while other processes work
 
 
 class Warned(QuietScreen):
@@ -389,13 +391,9 @@ def test_a_full_disk_ends_the_run_with_what_was_done_and_it_can_be_resumed(
         subprocess.run([*inside, *probe], check=True, capture_output=True, timeout=30)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no file system can be mounted here: {error}")
-    done = subprocess.run(
-        [*inside, sys.executable, "-m", "tests.run.full_disk", str(disk), one_layer],
-        capture_output=True,
-        text=True,
-        timeout=480,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = Command(full_disk.__file__, str(disk), one_layer)
+    printed = done.communicate()
+    assert done.wait() == 0, printed
 
 
 @pytest.mark.slow
@@ -511,8 +509,14 @@ def test_a_disk_that_breaks_under_a_run_is_named_and_the_run_can_be_resumed(
 @pytest.mark.slow
 def test_a_second_process_leaves_a_living_run_alone(tmp_path: Path, one_layer: str) -> None:
     folder, config_file = tmp_path / "run", tmp_path / "config.yaml"
-    sizes = SIZES | {"updates": 200}
-    config = small_config(folder, model=one_layer, pipeline=sizes, checkpoint={"every": 1})
+    sizes, reward = SIZES | {"updates": 200}, {"custom": [{"function": SLOW, "name": "slow"}]}
+    config = small_config(
+        folder,
+        model=one_layer,
+        pipeline=sizes,
+        checkpoint={"every": 1},
+        verifier={"reward": reward},
+    )
     config_file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     owner = Command("train", str(config_file))
     while not (folder / "checkpoints/update_2").is_dir():
