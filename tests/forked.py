@@ -23,7 +23,6 @@ from tramontane.config import Config
 from tramontane.placement import ranks, warm
 
 TIMEOUT_S = 600  # limit for a process to end, or to reach the moment of its kill
-SWEEPING = ("sweep", "study")  # commands whose runs are forks of one process
 RANKS = "TESTS_START_METHOD_OF_RANKS"  # variable of a command
 
 
@@ -106,24 +105,6 @@ class Command:
             self._text += chunk
 
 
-def forks_runs() -> bool:
-    """Fork a process that forks runs, in the place of a fresh one that would import all that this
-    one has. Returns True in that process, at its end, and in each run."""
-    variables = {"OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]}  # of `sweeps.runner`
-    ours, theirs = socket.socketpair()
-    warm.divide()
-    if os.fork() == 0:
-        ours.close()
-        os.setsid()
-        os.environ[warm.MARK] = warm._UNMARKED
-        warm.main(theirs.detach())
-        return True
-    theirs.close()
-    ours.settimeout(warm.REPLY_SECONDS)
-    warm._server(variables)._link = ours
-    return False
-
-
 def _fork_server() -> None:
     """Make a fork of this process the server that a process of the tests' server would start anew,
     with all imports. Like what it forks, it stays in this process's group."""
@@ -170,8 +151,6 @@ def _run_command(
     script = args[0].endswith(".py")
     sys.argv = [*args] if script else ["tramontane", *args]
     try:
-        if args[0] in SWEEPING and forks_runs():
-            return
         if script:
             sys.path.insert(0, str(Path(args[0]).resolve().parent))
             runpy.run_path(args[0], run_name="__main__")

@@ -165,7 +165,7 @@ def _start(job: Job, gpus: Sequence[str]) -> warm.Forked:
 
 def _fork(words: Sequence[str], log: Path, cores: int, gpus: str) -> warm.Forked:
     """Run `sweeps.process` with these words, on the GPUs that are named, if any."""
-    variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores))}
+    variables = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(cores)}
     if gpus:
         variables[VISIBLE] = gpus
     command = ["tramontane.sweeps.process", *words]
