@@ -125,7 +125,7 @@ def attention(bench: Bench, layer: Layer) -> dict[str, Any]:
 def tests(bench: Bench) -> dict[str, Any]:
     """Runs `pytest -m gpu` on the files that name the mark: collecting all others would take most
     of a minute, and packages that have nothing to do with a GPU."""
-    files = [ROOT / "tests/generator/test_graphs.py"]
+    files = [ROOT / "tests/test_doctor.py"]  # which imports the least
     if not bench.tiny:
         texts = {file: file.read_text(encoding="utf-8") for file in ROOT.glob("tests/**/test_*.py")}
         files = [file for file, text in texts.items() if "mark.gpu" in text]

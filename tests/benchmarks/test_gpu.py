@@ -1,9 +1,11 @@
 """The measurements of `make gpu`: the arithmetic of their bounds, the page, and a rehearsal."""
 
 import json
+import os
 import signal
 import sys
 import time
+from multiprocessing import forkserver
 
 import pytest
 import torch
@@ -18,9 +20,10 @@ from benchmarks.gpu.decode import ITEMS as DECODE
 from benchmarks.gpu.decode import best_mode
 from benchmarks.gpu.page import page
 from benchmarks.gpu.training import SETTINGS
-from tests import forked
+from tests import fork_server, forked
 from tests.paths import ROOT
 from tramontane.config import load_config
+from tramontane.placement import ranks
 
 START_SECONDS = 600.0  # of a rehearsal, until its first figure
 H100 = bounds.sheet("NVIDIA H100 80GB HBM3")
@@ -238,7 +241,11 @@ def test_steps_in_fp8_are_rehearsed():
     assert [step["wanted"] for step in found["steps"]] == [1, 8]
 
 
-def rehearse(arguments):
+def rehearse(arguments, server):
+    # Workers in processes of their own are forks of the tests' server too.
+    ranks.START_METHOD = fork_server.START_METHOD
+    os.environ[fork_server.SERVER] = server
+    fork_server.share()
     sys.argv = ["benchmarks.gpu", *arguments]
     command.main()
 
@@ -246,7 +253,9 @@ def rehearse(arguments):
 @pytest.mark.slow(40)
 def test_a_rehearsal_that_is_killed_continues(tmp_path):
     figures, arguments = tmp_path / "gpu.json", ["--tiny", f"--out={tmp_path}"]
-    process = forked.start(rehearse, [*arguments, "decode"])
+    fork_server.ensure_running()
+    server = forkserver._forkserver._forkserver_address
+    process = forked.start(rehearse, [*arguments, "decode"], server)
     first = next(iter(DECODE))
 
     def items():
@@ -260,7 +269,7 @@ def test_a_rehearsal_that_is_killed_continues(tmp_path):
     process.kill()
     assert forked.end(process) == -signal.SIGKILL
     before = items()
-    assert forked.end(forked.start(rehearse, arguments)) == 0
+    assert forked.end(forked.start(rehearse, arguments, server)) == 0
     after = items()
     names = [name for part in command.PARTS for name in command.items(part)]
     assert sorted(after) == sorted(names)
