@@ -27,7 +27,7 @@ class Color(Enum):
 
 
 class Address(TypedDict):
-    street: str
+    street: ReadOnly[str]
     zip: NotRequired[int]
 
 
@@ -66,6 +66,7 @@ def answered(hint, value):
         (Person, {"name": "A", "age": -1},
          "error: argument 'x' of tool: -1 is less than the minimum of 0"),
         (Literal["a", Color.RED], "r", "<Color.RED: 'r'>"),
+        (Literal["a", Color.RED], "a", "'a'"),
         (list[Literal[Color.RED]], ["r"], "[<Color.RED: 'r'>]"),
         (Literal["auto"] | int, "3", "3"),
         (Literal["auto"] | int, "auto", "'auto'"),
@@ -78,6 +79,9 @@ def answered(hint, value):
         (Dict, {"a": 1}, "{'a': 1}"),  # noqa: UP006
         (Iterable[Color], ["r"], "[<Color.RED: 'r'>]"),
         (Iterable[int] | None, [1], "[1]"),
+        (list[date], [""] * 4, "error: argument 'x' of tool: " + "; ".join(
+            f"{i}: Input should be a valid date or datetime, input is too short"
+            for i in range(3))),  # what the model reads of several faults
     ],
 )  # fmt: skip
 def test_an_argument_has_the_type_of_its_hint(hint, value, expected):

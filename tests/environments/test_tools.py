@@ -316,6 +316,7 @@ def test_partial_functions_and_objects_are_tools_without_what_is_bound():
     bound = functools.partial(scale.times, unit="km")
     for tool, name, known in (
         (bound, "times", ["amount", "plus"]),
+        (functools.partial(scale.times, plus=1), "times", ["amount", "unit"]),
         (scale, "Scale", ["amount"]),
         (methods(scale)[1], "meters", ["amount", "plus"]),
         (methods(Scale)[1], "meters", ["amount", "plus"]),
@@ -464,7 +465,14 @@ class Corner(Enum):
 
 
 @pytest.mark.parametrize(
-    "hint", [Corner, list[Corner], dict[tuple[int, int], str], dict[str, dict[Pair, int]] | None]
+    "hint",
+    [
+        Corner,
+        list[Corner],
+        Literal[b"a"],
+        dict[tuple[int, int], str],
+        dict[str, dict[Pair, int]] | None,
+    ],
 )
 def test_values_that_the_model_can_never_write_are_refused(hint):
     with pytest.raises(InputError, match="parameter 'given': .*neither texts nor numbers"):
@@ -507,16 +515,24 @@ def test_descriptions_stand_in_annotations_and_defaults_in_fields():
         key: Annotated[str, "The key."],
         near: Annotated[list[float] | None, pydantic.Field(description="A place.")] = None,
         most: int = pydantic.Field(5, le=9, description="How many."),
+        sort: str = pydantic.Field(description="By what."),
+        kinds: list[str] = pydantic.Field(default_factory=list, description="Which."),  # noqa: B008
+        unit: Annotated[str, 'In which\nunit. (Choices:["m",\n"km"])'] = "m",
     ) -> str:
         """Find something."""
-        return f"{key} {near} {most}"
+        kinds.append("x")
+        return f"{key} {near} {most} {sort} {kinds}"
 
     described = schema_of(find)["function"]["parameters"]
     assert described["properties"]["key"] == {"type": "string", "description": "The key."}
     assert described["properties"]["near"]["description"] == "A place."
-    assert described["properties"]["most"]["maximum"] == 9 and described["required"] == ["key"]
-    made = answer([find], ("find", {"key": "a"}), ("find", {"key": "a", "near": [1], "most": 10}))
-    assert made[0].answer == "a None 5" and made[1].error
+    assert described["properties"]["most"]["maximum"] == 9
+    assert described["required"] == ["key", "sort"]
+    unit = {"type": "string", "enum": ["m", "km"], "description": "In which\nunit."}
+    assert described["properties"]["unit"] == unit
+    given = {"key": "a", "sort": "b"}
+    made = answer([find], ("find", given), ("find", given), ("find", given | {"most": 10}))
+    assert [call.answer for call in made[:2]] == ["a None 5 b ['x']"] * 2 and made[2].error
 
 
 def test_descriptions_of_types_of_json_are_those_of_transformers():
@@ -536,7 +552,7 @@ def test_descriptions_of_types_of_json_are_those_of_transformers():
             f: Six.
             g: Seven.
             h: Eight.
-            i: Nine.
+            i: (choices: [{}])
 
         Returns:
             Numbers.

@@ -25,7 +25,7 @@ from tramontane.environments.arguments import inlined, kinds_of
 
 _LIST, _OBJECT = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 _JSON = (str, int, float, bool, type(None), list, dict, Any)
-_CHOICES = re.compile(r"(.*)\(choices:\s*(.*?)\)\s*", re.IGNORECASE | re.DOTALL)
+_CHOICES = re.compile(r"(.*)\(choices:\s*(.*)\)\s*", re.IGNORECASE | re.DOTALL)
 # What a field of a `TypedDict` may be, and whether it must then be given.
 _OF_FIELDS = {
     typing_extensions.Required: True,
@@ -56,14 +56,16 @@ class Signature(NamedTuple):
         try:
             return self.adapters[name].validate_python(value)
         except ValidationError as error:
-            faults = error.errors(include_url=False, include_context=False, include_input=False)
-            said = (": ".join([*map(str, fault["loc"]), fault["msg"]]) for fault in faults)
+            said = (": ".join([*map(str, fault["loc"]), fault["msg"]]) for fault in error.errors())
             raise Unfit("; ".join([*said][:_FAULTS])) from None
 
     def bound(self, values: Mapping[str, Any]) -> inspect.BoundArguments:
         """Arguments of a call, by their parameters' names, with the defaults of the others."""
         bound = inspect.BoundArguments(self.python, dict(values))  # type: ignore[arg-type]
         bound.apply_defaults()
+        for name, value in bound.arguments.items():
+            if isinstance(value, FieldInfo):
+                bound.arguments[name] = value.get_default(call_default_factory=True)
         return bound
 
 
@@ -89,14 +91,12 @@ def signature_of(tool: Callable[..., Any], docs: Mapping[str, str]) -> Signature
     hints = get_type_hints(inspect.unwrap(function_of(tool)), include_extras=True)
     properties: dict[str, Any] = {}
     adapters: dict[str, TypeAdapter[Any]] = {}
-    required, parameters = [], []
-    for name, parameter in inspect.signature(tool).parameters.items():
+    required, python = [], inspect.signature(tool)
+    for name, parameter in python.parameters.items():
         hint, default = hints.get(name), parameter.default
         if isinstance(default, FieldInfo):  # `x: int = Field(…)`, as in pydantic's models
             hint = Annotated[hint, default]
-            default = parameter.empty if default.is_required() else default.get_default()
-            parameter = parameter.replace(default=default)
-        parameters.append(parameter)
+            default = parameter.empty if default.is_required() else None
         if name in given:
             continue
         if hint is None:
@@ -114,7 +114,7 @@ def signature_of(tool: Callable[..., Any], docs: Mapping[str, str]) -> Signature
         schema["required"] = required
     returned = hints.get("return", Any)
     returns = _schema_of(returned) if "return" in hints and _is_json(returned) else None
-    return Signature(schema, returns, inspect.Signature(parameters), adapters)
+    return Signature(schema, returns, python, adapters)
 
 
 def function_of(tool: Any) -> Any:
@@ -181,7 +181,7 @@ def _check_names(hint: Any) -> None:
     named = isinstance(origin, type) and issubclass(origin, Mapping) and parts
     if named and kinds_of(_schema_of(parts[0])) & {"array", "object"}:
         raise TypeError(f"{hint} has names that are neither texts nor numbers")
-    for part in parts if origin is not Literal else ():
+    for part in parts:
         _check_names(part)
 
 
