@@ -26,17 +26,24 @@ def shown(calls):
         ("hermes", f"<tool_call>[{CALL}, 3]</tool_call>", "", [F, ""]),
         ("hermes", f"a<tool_call>{CALL}<tool_call>{CALL}", "a", [F, F]),
         ("hermes", f"<tool_call>{CALL} x</tool_call>b", "b", [f"<tool_call>{CALL} x</tool_call>"]),
+        ("hermes", "a<tool_call></tool_call>b", "ab", ["<tool_call></tool_call>"]),
         ("hermes", "a<tool_call>[]</tool_call>", "a", ["<tool_call>[]</tool_call>"]),
         ("hermes", "<tool_call>\n{\n</tool_call>b", "b", ["<tool_call>\n{\n</tool_call>"]),
 
         ("llama", f"  {LLAMA} ", "", [F]),
         ("llama", f"x<|python_tag|> {LLAMA}", "x", [F]),
         ("llama", "x<|python_tag|> print(1) ", "x", [("python", {"code": "print(1)"})]),
+        ("llama", "x<|python_tag|>a<|python_tag|>b", "x",
+         [("python", {"code": "a<|python_tag|>b"})]),
+        ("llama", '<|python_tag|>{"x": 1}', "", ['{"x": 1}']),
         ("llama", f"{LLAMA}\n;\n{LLAMA}\t{CALL}{LLAMA}", "", [F] * 4),
         ("llama", '{"type": "function", "name": "f", "parameters": {"a": 1}}', "", [F]),
         ("llama", '{"function": "f", "parameters": {}}', "",
          ['{"function": "f", "parameters": {}}']),
+        ("llama", '{"type": "function", "name": "g"}', "", [G]),
+        ("llama", '{"type": "function", "x', '{"type": "function", "x', []),
         ("llama", '{ "name" : "f", "x', "", ['{ "name" : "f", "x']),
+        ("llama", '{"name":"f","x', "", ['{"name":"f","x']),
         ("llama", '{"name": "h", "parameters" : [', "", ['{"name": "h", "parameters" : [']),
         ("llama", '{"name": "h", "arguments":', "", ['{"name": "h", "arguments":']),
         ("llama", '{"name": "h", "x": 1', '{"name": "h", "x": 1', []),
@@ -47,6 +54,10 @@ def shown(calls):
         ("llama", "[h.f(a=1)]", "[h.f(a=1)]", []),
         ("llama", "f(a=1)", "f(a=1)", []),
         ("llama", "<|python_start|>a<|python_end|>  ", "", [("python", {"code": "a"})]),
+        ("llama", "<|python_start|>a<|python_end|>", "", [("python", {"code": "a"})]),
+        ("llama", f"<|python_start|><|python_end|>{LLAMA}", "", [F]),
+        ("llama", "<|python_start|>a<|python_end|>b<|python_end|>",
+         "<|python_start|>a<|python_end|>b<|python_end|>", []),
         ("llama", f" <|python_start|>a\nb<|python_end|>\n{LLAMA}\n", "a\nb", [F]),
 
         ("mistral", '[TOOL_CALLS] f [CALL_ID]a1[ARGS] {"a": 1} ', "", [F]),
@@ -56,6 +67,8 @@ def shown(calls):
         ("mistral", "[TOOL_CALLS]f[ARGS]{} x", "", ["[TOOL_CALLS]f[ARGS]{} x"]),
         ("mistral", "[TOOL_CALLS]f[ARGS][1]", "", ["[TOOL_CALLS]f[ARGS][1]"]),
         ("mistral", "[TOOL_CALLS]f[ARGS]{", "", ["[TOOL_CALLS]f[ARGS]{"]),
+        ("mistral", "[TOOL_CALLS]f[ARGS]", "", ["[TOOL_CALLS]f[ARGS]"]),
+        ("mistral", "[TOOL_CALLS]x", "", ["[TOOL_CALLS]x"]),
         ("mistral", f"[TOOL_CALLS][{CALL}] x", " x", [F]),
         ("mistral", f"x[TOOL_CALLS][{CALL}]y[TOOL_CALLS]g[ARGS]{{}}", "xy", [F, G]),
         ("mistral", "x[TOOL_CALLS]", "x", ["[TOOL_CALLS]"]),
@@ -95,6 +108,8 @@ def shown(calls):
          [("f", {"a": 'x:{}, None, y:<tool_call|>"\n'})]),
         ("gemma", '<|tool_call>call:f {"a":1}<tool_call|>', "", [F]),
         ("gemma", "<|tool_call>call:f{a.b-c:False}<tool_call|>", "", [("f", {"a.b-c": False})]),
+        ("gemma", "<|tool_call>call:f{a:[None,True, null]}", "",
+         [("f", {"a": [None, True, None]})]),
         ("gemma", "<|tool_call>call:f{a:Falsely}<tool_call|>", "",
          ["<|tool_call>call:f{a:Falsely}<tool_call|>"]),
         ("gemma", "<|tool_call>call:f{a:1}<|tool_call>call:g{}", "", [F, G]),
@@ -107,16 +122,22 @@ def shown(calls):
          "", [("f", {"a": {"k": None, "1": [True, False, "null"]}})]),
         ("lfm", "<|tool_call_start|>[a.f(b='it's', c='that's'), g(d='x')]<|tool_call_end|>", "",
          [("a.f", {"b": "it's", "c": "that's"}), ("g", {"d": "x"})]),
+        ("lfm", "<|tool_call_start|>[f(a='it's',b=''),g(c='that's')]<|tool_call_end|>", "",
+         [("f", {"a": "it's", "b": ""}), ("g", {"c": "that's"})]),
+        ("lfm", "<|tool_call_start|>f(a='it's')", "", [("f", {"a": "it's"})]),
         ("lfm", "<|tool_call_start|>[f(a= 'it's\nso' , b=2)]<|tool_call_end|>", "",
          [("f", {"a": "it's\nso", "b": 2})]),
         *(("lfm", f"a<|tool_call_start|>{wrong}<|tool_call_end|>", "a",
            [f"<|tool_call_start|>{wrong}<|tool_call_end|>"])
-          for wrong in ("[f(1)]", "[f]", "[f(a=b)]", "[f(a={**b})]", "[f(a=1", "[f(**{'a': 1})]")),
+          for wrong in ("", "[f(1)]", "[f]", "[f(a=b)]", "[f(a={**b})]", "[f(a=1",
+                        "[f(**{'a': 1})]")),
 
         ("deepseek", "a<｜tool▁calls▁begin｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n"
          '```json\n{"a": 1}\n```\n<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function'
          "<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜> <｜tool▁calls▁end｜>b", "ab",
          [F, G]),
+        ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
+         '{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>b', "b", [F]),
         ("deepseek", '<｜tool▁call▁begin｜>f <｜tool▁sep｜> {"a": 1}', "", [F]),
         ("deepseek", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{", "",
          ["<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"]),
@@ -125,6 +146,8 @@ def shown(calls):
          '<|tool_call_argument_begin|> {"a": 1} <|tool_call_end|> <|tool_call_begin|>g'
          "<|tool_call_argument_begin|>{}<|tool_call_end|> <|tool_calls_section_end|>b", "ab",
          [F, G]),
+        ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>f<|tool_call_argument_begin|>"
+         '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>b', "b", [F]),
         ("kimi", "<|tool_call_begin|>functions.a.b:12<|tool_call_argument_begin|>{}", "",
          [("a.b", {})]),
         ("kimi", "<|tool_call_begin|>f:x<|tool_call_argument_begin|>{}", "", [("f:x", {})]),
@@ -135,6 +158,7 @@ def shown(calls):
 def test_calls_are_read_and_the_rest_is_content(form, text, content, calls):
     found = READERS[form](text, TOOLS)
     assert (found[0], shown(found[1])) == (content, calls)
+    assert not any(call.name and call.answer != "" for call in found[1])
 
 
 @pytest.mark.parametrize(
@@ -155,12 +179,16 @@ def test_calls_are_read_and_the_rest_is_content(form, text, content, calls):
         ("to=f<|message|>{} x<|call|>", ("", "", ["to=f<|message|>{} x<|call|>"])),
         ("to=f<|message|>no", ("", "", ["to=f<|message|>no"])),
         ("goto=f<|message|>{}", ("", "{}", [])),
+        ("to=f<|message|> ", ("", "", ["to=f<|message|> "])),
+        ("to=<|message|>hi", ("", "hi", [])),
+        ("an analysis to=f", ("", "an analysis to=f", [])),  # of no message
         ("to=g<|message|>{}<|start|>assistant" * (MAX_CALLS + 1), ("", "", [G] * MAX_CALLS)),
     ],
 )  # fmt: skip
 def test_messages_of_a_turn_have_a_channel_or_a_recipient(text, found):
     thoughts, content, calls = harmony(text)
     assert (thoughts, content, shown(calls)) == found
+    assert not any(call.name and call.answer != "" for call in calls)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +196,7 @@ def test_messages_of_a_turn_have_a_channel_or_a_recipient(text, found):
     [
         ("B", ("", "B")),
         ("<|channel>thought\nA\n<channel|>B", ("A", "B")),
+        ("<|channel>thought\n<channel|>B", ("", "B")),
         ("<|channel>A<channel|>B<|channel>thought\nC\nD", ("AC\nD", "B")),
     ],
 )

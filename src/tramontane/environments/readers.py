@@ -107,7 +107,7 @@ def _mistral(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
     while mark and len(calls) < MAX_CALLS:
         named = _MISTRAL_NAMED.match(rest)
         value, end = decoded(rest, named.end() if named else 0)
-        after, mark, following = rest[end or 0 :].partition(_MISTRAL)
+        after, mark, following = rest[end:].partition(_MISTRAL)
         if end is None:
             made = [unparsed(f"not JSON: {after.strip()[:80]}")]
         elif named and after.strip():
