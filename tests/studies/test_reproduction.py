@@ -420,6 +420,7 @@ def test_every_arm_can_be_shrunk_for_the_smoke_test(name, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_studies_run_on_after_a_failure_and_the_smoke_test_finds_it(tmp_path):
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     good.write_text(yaml.safe_dump(WALKS))
