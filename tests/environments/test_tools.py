@@ -7,6 +7,7 @@ import functools
 import json
 import time
 import types
+import typing
 from collections import deque
 from collections.abc import Callable
 from decimal import Decimal
@@ -21,6 +22,7 @@ import numpy as np
 import pydantic
 import pytest
 import torch
+import typing_extensions
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
@@ -273,6 +275,16 @@ def test_decorated_methods_are_tools():
     made = answer(methods(Desk()), ("find", {"key": "a"}), ("keep", {"key": "b"}))
     assert [call.answer for call in made] == ["A", "b!"]
 
+    class Plain:  # without `__get__`
+        def __init__(self, function):
+            functools.update_wrapper(self, function)
+
+        def __call__(self, *arguments):
+            return self.__wrapped__(*arguments)
+
+    [call] = answer([Plain(add)], ("add", {"a": 1, "b": 2}))
+    assert call.answer == "3"
+
 
 def test_what_cannot_be_bound_is_refused_by_its_name():
     class Unbound:
@@ -510,12 +522,29 @@ def test_parameters_of_every_kind_are_given():
     ]
 
 
+@pytest.mark.parametrize("module", [typing, typing_extensions])
+def test_other_arguments_are_the_fields_of_a_typed_dict(module):
+    def tool(**options):
+        """Do it.
+
+        Args:
+            **options: Some.
+        """
+        return repr(options)
+
+    unpack = getattr(module, "Unpack", typing_extensions.Unpack)  # Python 3.10 has one
+    tool.__annotations__["options"] = unpack[Options]
+    fits, lacks = answer([tool], ("tool", {"options": {"a": "1"}}), ("tool", {"options": {}}))
+    assert fits.answer == "{'a': 1}" and "'a' is a required property" in lacks.answer
+
+
 def test_descriptions_stand_in_annotations_and_defaults_in_fields():
     def find(
-        key: Annotated[str, "The key."],
+        key: Annotated[str | None, "The key."],
         near: Annotated[list[float] | None, pydantic.Field(description="A place.")] = None,
         most: int = pydantic.Field(5, le=9, description="How many."),
         sort: str = pydantic.Field(description="By what."),
+        by: Annotated[str, typing_extensions.Doc("Whose.")] = "",
         kinds: list[str] = pydantic.Field(default_factory=list, description="Which."),  # noqa: B008
         unit: Annotated[str, 'In which\nunit. (Choices:["m",\n"km"])'] = "m",
     ) -> str:
@@ -524,9 +553,12 @@ def test_descriptions_stand_in_annotations_and_defaults_in_fields():
         return f"{key} {near} {most} {sort} {kinds}"
 
     described = schema_of(find)["function"]["parameters"]
-    assert described["properties"]["key"] == {"type": "string", "description": "The key."}
+    assert described["properties"]["key"] == {
+        "type": "string", "nullable": True, "description": "The key."
+    }  # fmt: skip
     assert described["properties"]["near"]["description"] == "A place."
     assert described["properties"]["most"]["maximum"] == 9
+    assert described["properties"]["by"] == {"type": "string", "description": "Whose."}
     assert described["required"] == ["key", "sort"]
     unit = {"type": "string", "enum": ["m", "km"], "description": "In which\nunit."}
     assert described["properties"]["unit"] == unit
@@ -537,7 +569,7 @@ def test_descriptions_stand_in_annotations_and_defaults_in_fields():
 
 def test_descriptions_of_types_of_json_are_those_of_transformers():
     def tool(
-        a: int, b: list[str], c: dict[str, float], d: Literal["x", "y"], e: str | None = None,
+        a: int, b: list[str], c: dict[str, float | None], d: Literal["x", "y"], e: str | None = "",
         f: int | str = 0, g: bool = False, h: Optional[list[list[int]]] = None, i: dict = {},  # noqa: B006, UP045
     ) -> list[int]:  # fmt: skip
         """Do it.
@@ -559,6 +591,16 @@ def test_descriptions_of_types_of_json_are_those_of_transformers():
         """
 
     assert schema_of(tool) == get_json_schema(tool)
+
+    def today() -> datetime.date:
+        """Tell the date."""
+
+    def nothing():
+        """Do nothing."""
+
+    for tool in (today, nothing):  # not of a type of JSON
+        assert {*schema_of(tool)["function"]} == {"name", "description", "parameters"}
+        assert schema_of(tool)["function"]["parameters"] == {"type": "object", "properties": {}}
 
 
 def test_generators_give_lists():

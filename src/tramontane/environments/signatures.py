@@ -13,6 +13,7 @@ import json
 import re
 import sys
 import types
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -32,6 +33,8 @@ _OF_FIELDS = {
     typing_extensions.NotRequired: False,
     typing_extensions.ReadOnly: False,  # as without it
 }
+# Before Python 3.12 they differ; 3.10 has one.
+_UNPACK = (typing_extensions.Unpack, getattr(typing, "Unpack", typing_extensions.Unpack))
 _FAULTS = 3  # faults of one argument that the model reads
 
 
@@ -112,8 +115,8 @@ def signature_of(tool: Callable[..., Any], docs: Mapping[str, str]) -> Signature
     schema = {"type": "object", "properties": properties}
     if required:
         schema["required"] = required
-    returned = hints.get("return", Any)
-    returns = _schema_of(returned) if "return" in hints and _is_json(returned) else None
+    returned = hints.get("return")
+    returns = _schema_of(returned) if _is_json(returned) else None
     return Signature(schema, returns, python, adapters)
 
 
@@ -132,7 +135,7 @@ def _described(hint: Any, kind: Any, said: str | None) -> tuple[Any, dict[str, A
     texts += [note.documentation for note in notes if isinstance(note, typing_extensions.Doc)]
     if kind is _LIST:
         hint = list[hint]  # type: ignore[valid-type]
-    elif get_origin(hint) is typing_extensions.Unpack:  # `**options: Unpack[Options]`
+    elif get_origin(hint) in _UNPACK:  # `**options: Unpack[Options]`
         [hint] = get_args(hint)
     elif kind is _OBJECT:
         hint = dict[str, hint]  # type: ignore[valid-type]
