@@ -27,7 +27,7 @@ def main(disk: Path, model: str) -> None:
     config = small_config(
         folder.path,
         model=model,
-        pipeline={"updates": 4, "n_batch": 16},
+        pipeline={"updates": 3, "n_batch": 16},
         checkpoint={"every": 1, "keep": 3},
     )
 
