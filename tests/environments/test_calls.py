@@ -43,6 +43,24 @@ def test_the_chat_template_tells_the_form():
 
 
 @pytest.mark.parametrize(
+    ("form", "text", "value"),
+    [
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"x": "7"}}</tool_call>', "7"),
+        ("qwen_xml", "<function=f><parameter=x>7</parameter></function>", 7),
+        ("glm", "<tool_call>f<arg_key>x</arg_key><arg_value>7</arg_value></tool_call>", 7),
+        ("invoke", '<invoke name="f"><parameter name="x">7</parameter></invoke>', 7),
+        ("harmony",
+         'to=f<|message|><invoke name="f"><parameter name="x">7</parameter></invoke>', 7),
+    ],
+)  # fmt: skip
+def test_a_text_without_quotes_may_be_a_number(form, text, value):
+    parameters = {"type": "object", "properties": {"x": {"type": ["integer", "string"]}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    [call] = parse(text, form, [tool]).calls
+    assert call.arguments == {"x": value}
+
+
+@pytest.mark.parametrize(
     ("form", "text", "content"),
     [
         ("hermes", f"So: <tool_call>\n{OBJECT}\n</tool_call>", "So:"),

@@ -115,6 +115,8 @@ def shown(calls):
         ("gemma", "<|tool_call>call:f{a:1}<|tool_call>call:g{}", "", [F, G]),
 
         ("lfm", "a<|tool_call_start|>f(a=1)<|tool_call_end|>b", "ab", [F]),
+        ("lfm", "a<|tool_call_start|><|tool_call_end|>b", "ab",
+         ["<|tool_call_start|><|tool_call_end|>"]),
         ("lfm", "<|tool_call_start|>[f(a=1)]<|tool_call_start|> [g()]", "", [F, G]),
         ("lfm", f"<|tool_call_start|> [{CALL}, {CALL}]\n<|tool_call_end|>", "", [F, F]),
         ("lfm", f"<|tool_call_start|>{CALL}<|tool_call_end|>", "", [F]),
@@ -129,7 +131,7 @@ def shown(calls):
          [("f", {"a": "it's\nso", "b": 2})]),
         *(("lfm", f"a<|tool_call_start|>{wrong}<|tool_call_end|>", "a",
            [f"<|tool_call_start|>{wrong}<|tool_call_end|>"])
-          for wrong in ("", "[f(1)]", "[f]", "[f(a=b)]", "[f(a={**b})]", "[f(a=1",
+          for wrong in ("[f(1)]", "[f]", "[f(a=b)]", "[f(a={**b})]", "[f(a=1",
                         "[f(**{'a': 1})]")),
 
         ("deepseek", "a<｜tool▁calls▁begin｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n"

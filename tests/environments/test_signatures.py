@@ -35,6 +35,7 @@ class Person(TypedDict, total=False):
     name: Required[str]
     home: Address
     age: ReadOnly[Annotated[int, pydantic.Field(ge=0)]]
+    work: NotRequired[ReadOnly[Address]]
 
 
 class Held(pydantic.BaseModel):

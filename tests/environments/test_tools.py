@@ -15,7 +15,7 @@ from enum import Enum, IntEnum
 from fractions import Fraction
 from ipaddress import ip_address
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal, NamedTuple, Optional, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, Optional, TypedDict
 from uuid import UUID
 
 import numpy as np
@@ -598,6 +598,10 @@ def test_descriptions_of_types_of_json_are_those_of_transformers():
     def nothing():
         """Do nothing."""
 
+    for kind in (bool, float, None, list, Any, dict[str, int | None]):
+        empty = types.FunctionType(nothing.__code__, {}, "empty")
+        empty.__doc__, empty.__annotations__ = "Do nothing.", {"return": kind}
+        assert schema_of(empty) == get_json_schema(empty)
     for tool in (today, nothing):  # not of a type of JSON
         assert {*schema_of(tool)["function"]} == {"name", "description", "parameters"}
         assert schema_of(tool)["function"]["parameters"] == {"type": "object", "properties": {}}
