@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.view.pages import make_run
 from tramontane.errors import EXTRAS, TRAIN
 
 SECONDS = 120.0  # limit of one program
-BASE_BYTES = 250e6
+BASE_BYTES = 138e6  # without the bytecode, which pip compiles and takes 70 % more
 INSTALL_SECONDS = 500.0  # limit of an installation from a package index
 
 PROGRAM = r"""
@@ -152,24 +153,24 @@ def test_graders_import_neither_torch_nor_numpy() -> None:
 @pytest.mark.slow(40)
 def test_a_base_installation_has_no_torch_and_works(tmp_path: Path) -> None:
     python = str(tmp_path / "venv/bin/python")
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    venv.create(tmp_path / "venv", with_pip=False)
     shutil.copytree(ROOT / "src", tmp_path / "built/src")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / "built" / name)
-    pip = [python, "-m", "pip", "install", "--quiet", "--timeout", "20", "--retries", "1"]
+    pip = [sys.executable, "-m", "pip", "--python", python]
+    words = ["--quiet", "--no-compile", "--timeout", "20", "--retries", "1"]
     done = subprocess.run(
-        [*pip, str(tmp_path / "built")], capture_output=True, text=True, timeout=INSTALL_SECONDS
+        [*pip, "install", *words, str(tmp_path / "built")],
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_SECONDS,
     )
     if "No matching distribution" in done.stderr or "ConnectionError" in done.stderr:
         pytest.skip("no package index can be reached")
     assert done.returncode == 0, done.stderr[-3000:]
-    listed = subprocess.run(
-        [python, "-m", "pip", "list", "--format=json"], capture_output=True, check=True
-    )
+    listed = subprocess.run([*pip, "list", "--format=json"], capture_output=True, check=True)
     names = {package["name"].lower() for package in json.loads(listed.stdout)}
     assert "tramontane-rl" in names and not names & {*TRAIN, *EXTRAS, "accelerate", "triton"}
-    site = tmp_path / "venv/lib"
-    outside = ("/pip/", "/setuptools/", "/pkg_resources/")  # of every environment
-    files = [f for f in site.rglob("*") if f.is_file() and not any(o in str(f) for o in outside)]
+    files = [f for f in (tmp_path / "venv/lib").rglob("*") if f.is_file()]
     assert sum(f.stat().st_size for f in files) < BASE_BYTES
     ran([python], prepared(tmp_path), PYTHONPATH="")
