@@ -1,8 +1,10 @@
 """What of a toolbox is a tool, calls that a description does not allow, and their answers."""
 
 import asyncio
+import copy
 import datetime
 import functools
+import threading
 import time
 
 import numpy as np
@@ -211,17 +213,20 @@ def test_an_unknown_tool_is_named_with_those_that_there_are():
 
 
 def test_the_arguments_that_are_recorded_are_those_of_the_model():
-    def change(xs: list[int]) -> int:
+    def change(xs: list[int], ys: list) -> int:
         """Change it.
 
         Args:
             xs: It.
+            ys: It.
         """
         xs.append(0)
+        ys[0]["a"].append(ys.pop())
         return len(xs)
 
-    [call] = answered([change], ("change", {"xs": ["1", 2]}))
-    assert (call.arguments, call.answer) == ({"xs": ["1", 2]}, "3")
+    given = {"xs": ["1", 2], "ys": [{"a": [{}]}, 5]}
+    [call] = answered([change], ("change", copy.deepcopy(given)))
+    assert (call.arguments, call.answer) == (given, "3")
 
 
 def test_a_call_takes_the_time_of_its_tool():
@@ -238,6 +243,23 @@ def test_a_call_takes_the_time_of_its_tool():
     assert all(0.02 <= call.seconds < 10 for call in made)
     assert [call.error for call in made] == [False, True]
     assert made[1].answer == cut("error: LookupError: " + "x" * 100, 64)
+
+
+def test_calls_of_two_toolboxes_are_answered_side_by_side():
+    come = threading.Event()
+
+    class Waits:
+        def wait(self) -> bool:
+            """Wait for the other."""
+            return come.wait(5)
+
+    class Comes:
+        def come(self) -> None:
+            """Come."""
+            come.set()
+
+    waited, _ = answered([Waits().wait, Comes().come], ("wait", {}), ("come", {}))
+    assert waited.answer == "true"
 
 
 def test_calls_that_do_not_parse_keep_their_answer_and_their_place():

@@ -33,6 +33,7 @@ from tests.environments.worlds import Counter, Dozer, add, divide
 from tramontane.config.images import ImagesConfig
 from tramontane.data.values import UnknownType
 from tramontane.environments.arguments import inlined, typed
+from tramontane.environments.learned import NAME, PROBE
 from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.environments.tools import Toolset, coerced, cut, methods, schema_of, text_of
 from tramontane.errors import InputError
@@ -77,8 +78,10 @@ def test_a_tool_without_hints_or_docstring_is_named():
     for tool, said in ((bare, "docstring"), (untyped, "'?a'?|type hint"), (unsaid, "'a'")):
         with pytest.raises(InputError, match=f"{tool.__name__}.*test_tools.py.*{said}"):
             schema_of(tool)
-    with pytest.raises(InputError, match="two tools are named 'add'"):
+    place = r"tests/environments/worlds.py:\d+"
+    with pytest.raises(InputError, match=f"two tools are named 'add': {place} and {place}; "):
         Toolset([add, add], 100, LIMITS)
+    assert Toolset([add, divide], 100, LIMITS).schemas == [schema_of(add), schema_of(divide)]
 
 
 class Undocumented:
@@ -171,7 +174,7 @@ def test_calls_of_one_toolbox_keep_the_models_order():
 
     pair = ("write", {"text": "one"}), ("read", {}), ("write", {"text": "two"}), ("read", {})
     files = Files()
-    made = answer([files.write, files.read], *pair)
+    made = answer([functools.partial(files.write), files.read], *pair)
     assert [call.answer for call in made] == ["written", "one", "written", "two"]
 
 
@@ -458,7 +461,9 @@ def test_a_type_that_fails_by_itself_is_the_tools_failure():
         def __post_init__(self):
             raise OSError("the disk is gone")
 
-    with pytest.raises(EnvironmentFailed, match="argument 'given' of tool .*the disk is gone"):
+    with pytest.raises(
+        EnvironmentFailed, match=r"'given' of tool \(.*test_tools.py:\d+\).*the disk"
+    ):
         answer([tool_of(Disk)], ("tool", {"given": {"path": "a"}}))
 
 
@@ -605,6 +610,18 @@ def test_descriptions_of_types_of_json_are_those_of_transformers():
     for tool in (today, nothing):  # not of a type of JSON
         assert {*schema_of(tool)["function"]} == {"name", "description", "parameters"}
         assert schema_of(tool)["function"]["parameters"] == {"type": "object", "properties": {}}
+
+
+def test_templates_are_tried_with_a_tool_like_any_other():
+    def tool(x: str):
+        """x
+
+        Args:
+            x: x
+        """
+
+    tool.__name__ = NAME
+    assert schema_of(tool) == PROBE
 
 
 def test_generators_give_lists():

@@ -12,7 +12,6 @@ failure of the tool, for which the model must not be punished (`EnvironmentFaile
 from __future__ import annotations
 
 import asyncio
-import copy
 import inspect
 import json
 import re
@@ -158,8 +157,7 @@ class Toolset:
             raise Misuse(f"there is no tool {call.name[:80]!r}; the tools are: {known}")
         tool = self._tools[call.name]
         described = described_of(tool)
-        own = copy.deepcopy(call.arguments)  # the tool may change them, but not what is recorded
-        values = checked(call.name, own, described.parameters)
+        values = checked(call.name, call.arguments, described.parameters)
         if (signature := described.signature) is None:
             return tool, (), values
         for name, value in values.items():
@@ -176,7 +174,8 @@ class Toolset:
 
 
 def checked(tool: str, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of a tool, those written as texts in their schema's types.
+    """A copy of the arguments of a call of a tool, which may change them, those written as texts
+    in their schema's types.
 
     Raises:
         Misuse: they do not fit.
@@ -213,7 +212,6 @@ def methods(toolbox: Any) -> list[Callable[..., Any]]:
     if describe := getattr(owner, "descriptions", None):
         return [Remote(toolbox, described) for described in describe()]
     names = dict.fromkeys(name for base in reversed(owner.__mro__) for name in vars(base))
-    instance = object() if toolbox is owner else toolbox  # a class: only its methods' signatures
     found: list[Callable[..., Any]] = []
     for name in names:
         method = inspect.getattr_static(owner, name)
@@ -224,7 +222,7 @@ def methods(toolbox: Any) -> list[Callable[..., Any]]:
                 f"{owner.__qualname__}.{name} is a {type(method).__name__}, which cannot be a tool:"
                 f" define a method, or begin its name with _"
             )
-        bound = method.__get__(instance, owner)
+        bound = method.__get__(toolbox, owner)
         if isinstance(method, partialmethod):
             bound.__name__ = name
         found.append(bound)
