@@ -18,15 +18,15 @@ VOCAB = 61
 TEMPERATURE = 0.8
 
 
-def model(tied=True, seed=0):
-    """Two layers, with grouped keys; weights drawn wide, so that distributions are far from
+def model(tied=True, seed=0, layers=2):
+    """A few layers, with grouped keys; weights drawn wide, so that distributions are far from
     uniform."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         tie_word_embeddings=tied,
@@ -36,10 +36,12 @@ def model(tied=True, seed=0):
     return LlamaForCausalLM._from_config(config, attn_implementation="packed")
 
 
-def trainer(tied=True, updates=10, objective=None, **config):
+def trainer(tied=True, updates=10, objective=None, layers=2, **config):
     settings = {"learning_rate": 1e-3, "microbatch_tokens": 64} | config
     objective = ObjectiveConfig.model_validate(objective or {})
-    return Trainer(model(tied), TrainerConfig(objective=objective, **settings), updates)
+    return Trainer(
+        model(tied, layers=layers), TrainerConfig(objective=objective, **settings), updates
+    )
 
 
 def completion(rng, prompt=None, length=None, version=0, reward=0.0):
