@@ -269,7 +269,7 @@ def test_the_limit_is_the_named_eigenspace_if_actions_share_eigenvectors(method:
     dynamics = dynamics[spectrum[:, -4] - spectrum[:, -5] > 0.05][:100]
     assert len(dynamics) == 100
     ends = best_start(
-        method, dynamics, limits(method, dynamics, starts=192, time=40, width=4, seed=21)
+        method, dynamics, limits(method, dynamics, starts=128, time=40, width=4, seed=21)
     )
     assert np.mean(invariance(dynamics, ends) < 0.05) >= 0.99
     assert np.mean(subspace_distance(ends, named_eigenspace(method, dynamics, 4)) < 0.05) >= 0.99
