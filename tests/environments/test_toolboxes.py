@@ -152,6 +152,9 @@ def test_a_toolbox_may_describe_its_tools_and_call_them_itself():
     ]
     with pytest.raises(InputError, match=r"two tools are named 'far': mcp:there and mcp:there;"):
         Toolset([*methods(box), *methods(Elsewhere())], 100)
+    nameless = type("Nameless", (), {"descriptions": Elsewhere.descriptions})
+    with pytest.raises(InputError, match=r"'far': src/tramontane/environments/tools.py:\d+ and "):
+        Toolset(methods(nameless()) * 2, 100)
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import json
 import time
 import types
 import typing
-from collections import deque
+from collections import UserString, deque
 from collections.abc import Callable
 from decimal import Decimal
 from enum import Enum, IntEnum
 from fractions import Fraction
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, NamedTuple, Optional, TypedDict
 from uuid import UUID
@@ -117,6 +117,16 @@ def test_a_tool_used_wrongly_answers_with_an_error(name, arguments, said):
     assert call.error and call.answer.startswith(f"error: {said}")
 
 
+@pytest.mark.parametrize("kind", [ValueError, TypeError, KeyError, ArithmeticError])
+def test_what_a_tool_says_of_its_use_is_the_models_error(kind):
+    def tool():
+        """Fail."""
+        raise kind("so")
+
+    [call] = answer([tool], ("tool", {}))
+    assert call.error and call.answer.startswith(f"error: {kind.__name__}: ")
+
+
 def test_a_tool_that_breaks_is_a_failure():
     counter = Counter()
     with pytest.raises(EnvironmentFailed, match=r"Counter.fail: OSError: the disk.*worlds.py:\d+"):
@@ -206,6 +216,7 @@ class Point:
         (np.bool_(True), "true"),
         ({"mean": np.float32(0.5)}, '{"mean": 0.5}'),
         (np.arange(3), "[0, 1, 2]"),
+        (np.zeros((1, 2), "u1").data, "[[0, 0]]"),
         (np.array([[1.5], [2.0]]), "[[1.5], [2.0]]"),
         (np.array(["2026-01-02"], dtype="datetime64[D]"), '["2026-01-02"]'),
         (np.datetime64("2026-01-02"), '"2026-01-02"'),
@@ -220,7 +231,8 @@ class Point:
         (datetime.timedelta(days=2), '"P2D"'),
         ([np.timedelta64(5, "s"), np.array([5], "m8[s]")], '["5 seconds", ["5 seconds"]]'),
         ([range(2), deque([1]), {"a": 1}.values()], "[[0, 1], [1], [1]]"),
-        ([Fraction(1, 3), ip_address("::1")], '["1/3", "::1"]'),
+        ([Fraction(1, 3), ip_address("::1"), ip_address("1.2.3.4")], '["1/3", "::1", "1.2.3.4"]'),
+        ([ip_network("::/8"), ip_network("1.0.0.0/8")], '["::/8", "1.0.0.0/8"]'),
         (Point(np.int64(1), datetime.date(2026, 1, 2)), '{"x": 1, "when": "2026-01-02"}'),
     ],
 )
@@ -228,7 +240,10 @@ def test_values_of_libraries_are_json(result, expected):
     assert text_of(result) == expected
 
 
-@pytest.mark.parametrize("result", [{(1, 2): 3}, b"ab", object(), [1j], {"a": lambda: 0}])
+@pytest.mark.parametrize(
+    "result",
+    [{(1, 2): 3}, b"ab", bytearray(2), UserString("a"), object(), [1j], {"a": lambda: 0}],
+)
 def test_what_has_no_json_is_refused(result):
     with pytest.raises(UnknownType):
         text_of(result)
