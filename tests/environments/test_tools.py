@@ -61,6 +61,21 @@ def test_a_tool_is_described_by_its_hints_and_docstring():
     ]  # fmt: skip
 
 
+def test_parameters_in_a_docstring_may_have_types_and_stars():
+    def tool(x: int, y: int, *z: int):
+        """Do it.
+
+        Args:
+            x(int): It (see y): as *y: so.
+            y (): Other.
+            *z (int): More.
+        """
+
+    properties = schema_of(tool)["function"]["parameters"]["properties"]
+    said = {name: part["description"] for name, part in properties.items()}
+    assert said == {"x": "It (see y): as *y: so.", "y": "Other.", "z": "More."}
+
+
 def test_a_tool_without_hints_or_docstring_is_named():
     def bare(a: int):
         return a
@@ -242,7 +257,7 @@ def test_values_of_libraries_are_json(result, expected):
 
 @pytest.mark.parametrize(
     "result",
-    [{(1, 2): 3}, b"ab", bytearray(2), UserString("a"), object(), [1j], {"a": lambda: 0}],
+    [{(1, 2): 3}, b"ab", bytearray(2), UserString("a"), Point, object(), [1j], {"a": lambda: 0}],
 )
 def test_what_has_no_json_is_refused(result):
     with pytest.raises(UnknownType):
