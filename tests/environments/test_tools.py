@@ -76,6 +76,20 @@ def test_parameters_in_a_docstring_may_have_types_and_stars():
     assert said == {"x": "It (see y): as *y: so.", "y": "Other.", "z": "More."}
 
 
+def test_the_docstring_of_its_class_describes_an_object():
+    class Adds:
+        """Add one.
+
+        Args:
+            x: A number.
+        """
+
+        def __call__(self, x: int):
+            return x + 1
+
+    assert schema_of(Adds())["function"]["description"] == "Add one."
+
+
 def test_a_tool_without_hints_or_docstring_is_named():
     def bare(a: int):
         return a
