@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 # uv takes a quarter of pip's time. A mirror of the package index is named by UV_DEFAULT_INDEX.
 export UV_SYSTEM_CERTS := 1
-PIP := $(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt
+PIP := $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python --constraint constraints.txt
 READY := $(VENV)/.ready
 DEV := $(VENV)/.dev
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadgroup \
@@ -47,7 +47,7 @@ PART ?=
 AGAIN ?=
 TINY ?=
 
-.PHONY: quickstart real real-tools test slow studies-smoke vllm adapters check docs everything mutants fuzz hostile bench gpu proof chaos ranks nodes soak lock dist clean
+.PHONY: quickstart real real-tools test slow studies-smoke vllm adapters check types style links docs everything mutants fuzz hostile bench gpu proof chaos ranks nodes soak lock dist clean
 
 quickstart: $(READY)
 	$(BIN)/tramontane train configs/quickstart.yaml
@@ -111,10 +111,19 @@ UNSKIPPED := python -m pytest --no-skips -m 'not vllm' tests/evaluation/test_ser
 	tests/run/test_conversations.py
 
 check: $(DEV)
+	$(MAKE) --jobs=2 --output-sync --no-print-directory types style links
+
+types style links: $(DEV)
+
+types:
+	MYPY_NUM_WORKERS=2 $(BIN)/mypy
+
+style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	git ls-files -z | xargs -0 $(BIN)/codespell
-	MYPY_NUM_WORKERS=2 $(BIN)/mypy
+
+links:
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir $(VENV)/site
 
 docs: $(DEV)
