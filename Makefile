@@ -15,7 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Without what Python keeps of compiled modules, each process of the tests compiles them again.
 unexport PYTHONDONTWRITEBYTECODE
-# uv takes a quarter of pip's time. A mirror of the package index is named by UV_DEFAULT_INDEX.
+# uv takes less than half of pip's time. A mirror of the package index is named by UV_DEFAULT_INDEX.
 export UV_SYSTEM_CERTS := 1
 PIP := $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python --constraint constraints.txt
 READY := $(VENV)/.ready

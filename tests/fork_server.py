@@ -43,17 +43,22 @@ def ensure_running() -> None:
         forkserver.ensure_running()
 
 
-def python() -> str:
-    """The words of a command that is to `-c` what Python is, in a fork of this process's server."""
+def address() -> str:
+    """Where the server listens; it is started if there is none."""
     ensure_running()
-    os.environ[SERVER] = forkserver._forkserver._forkserver_address
+    return str(forkserver._forkserver._forkserver_address)
+
+
+def python() -> str:
+    """A command that does with `-c CODE` what Python does, in a fork of this process's server."""
+    os.environ[SERVER] = address()
     return shlex.join([sys.executable, __file__])
 
 
-def share() -> None:
-    """Use the server that the environment names, which another process has started."""
+def share(address: str) -> None:
+    """Use a server that another process has started."""
     server = forkserver._forkserver
-    server._forkserver_address = os.environ[SERVER]
+    server._forkserver_address = address
     server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # it lives as its starter does
     server.ensure_running = resource_tracker.ensure_running
     forkserver.ensure_running = server.ensure_running
@@ -62,7 +67,7 @@ def share() -> None:
 def launch(code: str) -> int:
     """Run code in a fork of the shared server, with this process's streams; returns its exit code,
     the negative signal if it was killed."""
-    share()
+    share(os.environ[SERVER])
     streams = [Connection(os.dup(number)) for number in range(3)]
     process = context.Process(target=run, args=(code, streams, dict(os.environ)))
     process.start()
@@ -82,7 +87,7 @@ def run(code: str, streams: list[Connection], environment: dict[str, str]) -> No
     os.environ.clear()
     os.environ.update(environment)
     np.random.seed()
-    share()
+    share(os.environ[SERVER])
     sys.argv = ["-c"]
     try:
         exec(code, {"__name__": "__main__"})

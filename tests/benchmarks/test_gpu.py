@@ -1,11 +1,9 @@
 """The measurements of `make gpu`: the arithmetic of their bounds, the page, and a rehearsal."""
 
 import json
-import os
 import signal
 import sys
 import time
-from multiprocessing import forkserver
 
 import pytest
 import torch
@@ -244,8 +242,7 @@ def test_steps_in_fp8_are_rehearsed():
 def rehearse(arguments, server):
     # Workers in processes of their own are forks of the tests' server too.
     ranks.START_METHOD = fork_server.START_METHOD
-    os.environ[fork_server.SERVER] = server
-    fork_server.share()
+    fork_server.share(server)
     sys.argv = ["benchmarks.gpu", *arguments]
     command.main()
 
@@ -253,8 +250,7 @@ def rehearse(arguments, server):
 @pytest.mark.slow(40)
 def test_a_rehearsal_that_is_killed_continues(tmp_path):
     figures, arguments = tmp_path / "gpu.json", ["--tiny", f"--out={tmp_path}"]
-    fork_server.ensure_running()
-    server = forkserver._forkserver._forkserver_address
+    server = fork_server.address()
     process = forked.start(rehearse, [*arguments, "decode"], server)
     first = next(iter(DECODE))
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from markdown.extensions.toc import slugify
@@ -46,6 +46,12 @@ def sections(cls: type[Section] = Section) -> Iterator[type[Section]]:
 def test_every_section_and_every_key_has_a_description(section: type[Section]) -> None:
     assert section.__doc__, section
     assert all(descriptions(section).values())
+
+
+def test_a_section_typed_at_a_prompt_has_keys_without_descriptions() -> None:
+    scope: dict[str, Any] = {"Section": Section, "__name__": "__main__"}
+    exec("class Typed(Section):\n    key: int = 1\n    'Its key.'", scope)
+    assert descriptions(scope["Typed"]) == {"key": ""}
 
 
 def test_all_sections_are_reached_from_the_configs() -> None:

@@ -242,7 +242,7 @@ def test_objects_between_tokens_are_read_in_any_order_and_with_any_white_space()
 
 
 def test_so_are_objects_with_the_name_in_an_object_of_theirs():
-    """As in the messages of an OpenAI client, whose calls some templates write whole."""
+    """An OpenAI client's messages have such calls, which some templates write whole."""
 
     def whole(message):
         calls = message.get("tool_calls", ())

@@ -231,7 +231,7 @@ def test_a_worker_has_the_variables_folder_and_path_of_its_start(tmp_path, monke
 
 
 def test_variables_are_there_when_the_server_imports(tmp_path):
-    """As OMP_NUM_THREADS has to be. The worker has the words of its command, and may be ended."""
+    """OMP_NUM_THREADS has to be. The worker has the words of its command, and may be ended."""
     code = "import os; servers = open(f'/proc/{os.getppid()}/environ').read()\n"
     code += "print(os.environ['CHOSEN'], servers, flush=True)"
     for chosen, end in (("one", "1"), ("another", "import time; time.sleep(600)")):

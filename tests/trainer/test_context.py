@@ -106,7 +106,7 @@ LAYOUTS = {
     (4, 4): ("grouped", "window", "sinks", "experts", "adapters", "short"),
     (4, 2): tuple(n for n in SETTINGS if n not in {*MODELS, "adapters"} or n == "grouped"),
 }
-# By layout, the setting whose state one rank goes on with: a model, or its adapters.
+# For each layout, the setting whose state one rank continues: that of a model, or of adapters.
 RESUMED = {(2, 2): "grouped", (4, 4): "adapters", (4, 2): "grouped"}
 
 

@@ -29,7 +29,7 @@ SIZES = {
 }
 UNIT = 4 * (4 * 320 * 320 + 3 * 320 * 832 + 2 * 320)  # bytes of the largest unit in float32
 # What a unit takes while it is computed, in multiples of its float32 weights: gathered weights, the
-# gradient, and the buffers of its gather and its reduction, of which one is float32 in any case.
+# gradient, and the buffers of its gather and its reduction. One of them is always float32.
 COMPUTED = {"float32": 4, "bfloat16": 3}
 PYTHON = 6 << 20  # bytes: modules, caches of kernels, and activations of a few tokens
 WRITER = 16 << 20  # bytes that torch.distributed.checkpoint holds while it writes
