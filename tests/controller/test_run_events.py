@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -102,6 +103,7 @@ class Run:
 
     def __init__(self, config: Config, seen: Noting, ledger: Ledger | None = None, **more: Any):
         self.seen, self.generators = seen, list[CountingGenerator]()
+        self.unheard_of: list[Any] = []  # errors that nothing takes
         self.ledger = ledger or Ledger(config, Curriculum(config.by_stage()), lambda problem: [1])
         asyncio.run(asyncio.wait_for(self._run(config, more), 60))
 
@@ -111,14 +113,14 @@ class Run:
         weights: Callable[[], Any] = more.pop("new_weights", Copies)
         verifiers = more.pop("verifiers", HalfRight())
         workers = Workers(pool, verifiers, trainer, weights, **more)
-        pipeline, unheard_of = Watched(config, self.ledger, workers, self.seen), list[Any]()
+        pipeline = Watched(config, self.ledger, workers, self.seen)
         loop, before = asyncio.get_running_loop(), asyncio.all_tasks()
-        loop.set_exception_handler(lambda _, told: unheard_of.append(told))
+        loop.set_exception_handler(lambda _, told: self.unheard_of.append(told))
         try:
             await pipeline.run()
         finally:
             assert asyncio.all_tasks() == before and not pipeline._tasks
-            assert not unheard_of
+            assert not self.unheard_of
             pool.close()
             trainer.close()
 
@@ -232,6 +234,19 @@ def test_an_error_ends_the_tasks_and_their_errors_are_not_reported(forty: Path) 
         Run(config(forty), Noting(), annotate=annotate, finish=finish)
 
 
+def test_a_task_that_fails_when_a_run_ends_is_not_reported_either(forty: Path) -> None:
+    async def annotate(batch: Batch, made: TrainBatch) -> None:
+        if batch.version:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                raise ValueError("at its end")
+
+    run = Run(config(forty, pipeline={"updates": 9}), Noting(stops=1), annotate=annotate)
+    gc.collect()  # what nothing takes is told then
+    assert [update.number for update in run.seen] == [1] and not run.unheard_of
+
+
 def test_weights_are_sent_before_a_run(forty: Path) -> None:
     class Sending(Run):
         async def _run(self, settings: Config, more: dict[str, Any]) -> None:
@@ -288,7 +303,74 @@ def test_conversations_are_led_to_their_ends_and_graded_by_their_rewards(
         assert tokens == [[7] * 10, [7] * 10 + [6] + [7] * 3]
         assert all(completion.ending == "completed" for completion in group.completions)
     assert {*given} == {0.5, 1.0}
-    assert "environments of 1" in seen.tasks
+    assert "environments of 0" in seen.tasks
+
+
+def two_turns(acts: Callable[[Call], None]) -> Callable[[Call], Started | Continued]:
+    """Environments that answer once; `acts` is called before each answer to a turn."""
+
+    def answered(call: Call) -> Started | Continued:
+        if call.method == "start":
+            return Started([5])
+        acts(call)
+        told, _ = call.arguments
+        turn = TurnRecord(told.turn_start, len(told.token_ids), 0, "said", reward=0.5)
+        if len(told.token_ids) > 10:
+            return Continued(turn, ending="completed")
+        return Continued(turn, put=[6], max_tokens=14)
+
+    return answered
+
+
+def converse(settings: Config, acts: Callable[[Call], None], kind: type[Run] = Run) -> Run:
+    """A run of two processes of `two_turns`."""
+    host = lambda: ScriptedHost(two_turns(acts))  # noqa: E731
+    make = lambda number: ThreadHandle("environment", host)  # noqa: E731
+    with Conversations(settings, make, pytest.fail, pytest.fail) as conversations:
+        return kind(settings, Noting(), conversations=conversations)
+
+
+def talks(forty: Path, bound: int) -> Config:
+    return config(
+        forty,
+        data={"environment": "tests.controller.talking:Talk"},
+        conversation={"workers": 2},
+        pipeline={"updates": 1, "max_staleness": bound},
+    )
+
+
+def test_no_conversation_waits_for_the_environment_of_another(forty: Path) -> None:
+    """The second turn of one is answered while another's first is not."""
+    ahead = threading.Event()
+
+    def acts(call: Call) -> None:
+        if call.key[1] == 1 and len(call.arguments[0].token_ids) > 10:
+            ahead.set()
+        assert call.key[1] == 1 or ahead.wait(10)
+
+    converse(talks(forty, bound=2), acts)
+
+
+def test_the_polls_of_a_synchronous_run_do_not_depend_on_the_time_of_environments(
+    forty: Path,
+) -> None:
+    def polls_of(pause: float) -> list[list[tuple[int, int]]]:
+        polls = []
+
+        class Polled(CountingGenerator):
+            def poll(self, requests: Any, seconds: float = 0.0) -> Any:
+                polls.append([(each.group, each.index) for each in requests])
+                return super().poll(requests, seconds)
+
+        class Listed(Run):
+            def _generator(self, number: int, *_: int) -> ThreadHandle:
+                return ThreadHandle(f"generator {number}", Polled)
+
+        acts = lambda call: time.sleep(pause * (call.key == (0, 0)))  # noqa: E731
+        converse(talks(forty, bound=0), acts, Listed)
+        return polls
+
+    assert polls_of(0.0) == polls_of(0.05)
 
 
 def test_a_synchronous_round_is_handed_out_at_once(forty: Path) -> None:

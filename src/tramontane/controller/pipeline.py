@@ -148,9 +148,12 @@ class Pipeline:
                 continue  # no other loop waits for these
             for completion in completions:
                 self.ledger.turn_ended(completion)
-            steps = [self._send_on([completion]) for completion in completions]
-            if self.ledger.synchronous:  # the next poll must not depend on their time
-                await asyncio.gather(*filter(None, steps))
+            if self.ledger.synchronous:  # the next poll must not depend on environments' time
+                if step := self._send_on(completions):
+                    await step
+            else:
+                for completion in completions:
+                    self._send_on([completion])
             self._hand_out()
             self._notify()
 
