@@ -16,6 +16,7 @@ import pydantic
 import pytest
 from typing_extensions import NotRequired, ReadOnly, Required
 
+from tramontane.config.images import ImagesConfig
 from tramontane.environments.running import Runner
 from tramontane.environments.tools import Toolset, methods, text_of
 from tramontane.errors import InputError
@@ -51,7 +52,7 @@ def answered(hint, value):
     tool.__doc__ = "Show.\n\n    Args:\n        x (Any, optional): it\n    "
     tool.__annotations__ = {"x": hint}
     call = ToolCall("tool", {"x": value}, "")
-    asyncio.run(Toolset([tool], 2000).answer([call], Runner()))
+    asyncio.run(Toolset([tool], 2000, ImagesConfig().limits).answer([call], Runner()))
     return call.answer
 
 

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from tramontane.config.images import ImagesConfig
 from tramontane.data.values import UnknownType
 from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.environments.tools import (
@@ -26,13 +27,13 @@ from tramontane.environments.tools import (
 from tramontane.errors import InputError
 from tramontane.types import ToolCall
 
-INT = {"type": "integer"}
+INT, LIMITS = {"type": "integer"}, ImagesConfig().limits
 
 
 def answered(tools, *calls, answer_bytes=1000):
     """Answers to (name, arguments)."""
     made = [ToolCall(name, arguments, "") for name, arguments in calls]
-    asyncio.run(Toolset(tools, answer_bytes).answer(made, Runner()))
+    asyncio.run(Toolset(tools, answer_bytes, LIMITS).answer(made, Runner()))
     return made
 
 
@@ -151,10 +152,10 @@ def test_a_toolbox_may_describe_its_tools_and_call_them_itself():
         "error: argument 'z' of free: 'x' is not of type 'integer'",
     ]
     with pytest.raises(InputError, match=r"two tools are named 'far': mcp:there and mcp:there;"):
-        Toolset([*methods(box), *methods(Elsewhere())], 100)
+        Toolset([*methods(box), *methods(Elsewhere())], 100, LIMITS)
     nameless = type("Nameless", (), {"descriptions": Elsewhere.descriptions})
     with pytest.raises(InputError, match=r"'far': src/tramontane/environments/tools.py:\d+ and "):
-        Toolset(methods(nameless()) * 2, 100)
+        Toolset(methods(nameless()) * 2, 100, LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -268,29 +269,33 @@ def test_calls_of_two_toolboxes_are_answered_side_by_side():
 def test_calls_that_do_not_parse_keep_their_answer_and_their_place():
     broken = ToolCall("", {}, "error: so", error=True)
     calls = [broken, ToolCall("second", {}, ""), broken]
-    shown = asyncio.run(Toolset(methods(Parent()), 100).answer(calls, Runner()))
+    shown = asyncio.run(Toolset(methods(Parent()), 100, LIMITS).answer(calls, Runner()))
     assert [call.answer for call in calls] == ["error: so", "second", "error: so"]
     assert shown == [[], [], []]
 
 
 def test_where_one_tool_breaks_the_others_are_given_up():
-    ended = []
+    ended = asyncio.Event()
 
     async def slow() -> None:
         """Wait."""
         try:
             await asyncio.sleep(60)
         finally:
-            ended.append(True)
+            ended.set()
 
     async def breaks() -> None:
         """Break."""
         await asyncio.sleep(0)
         raise OSError("the disk")
 
-    with pytest.raises(EnvironmentFailed, match="breaks: OSError: the disk"):
-        answered([slow, breaks], ("slow", {}), ("breaks", {}))
-    assert ended == [True]
+    async def both():
+        calls = [ToolCall(name, {}, "") for name in ("slow", "breaks")]
+        with pytest.raises(EnvironmentFailed, match="breaks: OSError: the disk"):
+            await Toolset([slow, breaks], 1000, LIMITS).answer(calls, Runner())
+        await asyncio.wait_for(ended.wait(), 9)  # at once, not with the event loop
+
+    asyncio.run(both())
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,7 @@ class Point:
         ([UUID(int=1), PurePosixPath("a")], '["00000000-0000-0000-0000-000000000001", "a"]'),
         (datetime.timedelta(days=2), '"P2D"'),
         ([np.timedelta64(5, "s"), np.array([5], "m8[s]")], '["5 seconds", ["5 seconds"]]'),
+        ([np.array(Fraction(1, 3)), np.array([[{1}, None]])], '["1/3", [[[1], null]]]'),
         ([range(2), deque([1]), {"a": 1}.values()], "[[0, 1], [1], [1]]"),
         ([Fraction(1, 3), ip_address("::1"), ip_address("1.2.3.4")], '["1/3", "::1", "1.2.3.4"]'),
         ([ip_network("::/8"), ip_network("1.0.0.0/8")], '["::/8", "1.0.0.0/8"]'),
@@ -271,8 +272,11 @@ def test_values_of_libraries_are_json(result, expected):
 
 @pytest.mark.parametrize(
     "result",
-    [{(1, 2): 3}, b"ab", bytearray(2), UserString("a"), Point, object(), [1j], {"a": lambda: 0}],
-)
+    [
+        {(1, 2): 3}, b"ab", bytearray(2), UserString("a"), Point, object(), [1j], {"a": lambda: 0},
+        types.SimpleNamespace(dtype=np.dtype(object)),  # describes a column, and is none
+    ],
+)  # fmt: skip
 def test_what_has_no_json_is_refused(result):
     with pytest.raises(UnknownType):
         text_of(result)

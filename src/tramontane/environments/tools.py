@@ -35,7 +35,6 @@ from jsonschema.exceptions import best_match
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from tramontane.config.images import ImagesConfig
 from tramontane.data.prompts import Tool
 from tramontane.data.values import UnknownType, encoded, plain
 from tramontane.environments.arguments import BY_NAME, coerced
@@ -53,7 +52,6 @@ from tramontane.models.images import Limits
 from tramontane.types import PLACE, ToolCall
 from tramontane.verifier.functions import MAX_ERROR, defined_at
 
-_LIMITS = ImagesConfig().limits
 # Results that become texts.
 _AS_TEXT = (UUID, PurePath, Fraction, IPv4Address, IPv6Address, IPv4Network, IPv6Network)
 _NO_LISTS = (str, UserString, bytes, bytearray, memoryview)
@@ -77,7 +75,7 @@ class Toolset:
     """
 
     def __init__(
-        self, tools: Sequence[Callable[..., Any]], answer_bytes: int, limits: Limits = _LIMITS
+        self, tools: Sequence[Callable[..., Any]], answer_bytes: int, limits: Limits
     ) -> None:
         self._answer_bytes, self._limits = answer_bytes, limits
         self._tools: dict[str, Callable[..., Any]] = {}
@@ -364,10 +362,10 @@ def _jsonable(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: _jsonable(getattr(value, field.name)) for field in fields(value)}
     kind = getattr(getattr(value, "dtype", None), "kind", None)
-    if kind in ("M", "m") and not value.shape:
-        return str(value)  # NumPy's dates and spans of time
-    if kind in ("M", "m", "O") and hasattr(value, "tolist"):  # of dates, of objects
-        return [_jsonable(part) for part in value]
+    if kind in ("M", "m"):  # NumPy's dates and spans of time
+        return [_jsonable(part) for part in value] if value.shape else str(value)
+    if kind == "O" and hasattr(value, "tolist"):
+        return _jsonable(value.tolist())
     if isinstance(value, _AS_TEXT):
         return str(value)
     if isinstance(value, date | clock | timedelta | BaseModel):
