@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 
 from tests.controller.driven import config
 from tramontane.config import Config
+from tramontane.controller import conversations as conversations_module
 from tramontane.controller.conversations import (
     FORK,
     LOOK_SECONDS,
@@ -280,6 +282,7 @@ def test_a_conversation_whose_process_dies_again_and_again_is_blamed(forty: Path
             say(whole)
             await conversations.answer(96, PROBLEM, whole)
         assert whole.ending_reason == "its process died 3 times during its steps (it is gone)"
+        assert conversations.counts["environment_restarts"] == MAX_DEATHS
 
     hosts = [ScriptedHost(answer) for _ in range(MAX_DEATHS + 1)]
     using(talking(forty, placement={"kind": "ray"}), hosts, use)
@@ -326,6 +329,52 @@ def test_an_error_of_a_process_that_is_not_replaced_reaches_all_who_wait(
         assert not host._waiting
 
     using(talking(forty), [ScriptedHost(fails)], use)
+
+
+def test_a_process_that_ends_with_its_conversations_is_not_replaced(forty: Path) -> None:
+    asked, over, lost = threading.Event(), threading.Event(), list[WorkerLost]()
+
+    def dies(call: Call) -> Any:
+        asked.set()
+        assert over.wait(10)
+        raise WorkerDied("it was closed")
+
+    async def use(settings: Config) -> None:
+        make = lambda number: ThreadHandle("environment 0", lambda: ScriptedHost(dies))  # noqa: E731
+        with Conversations(settings, make, lost.append, pytest.fail) as conversations:
+            waits = asyncio.create_task(conversations.answer(96, PROBLEM, begun()))
+            assert await asyncio.to_thread(asked.wait, 10)
+            threading.Timer(0.01, over.set).start()
+        exchange = asyncio.all_tasks() - {asyncio.current_task(), waits}
+        assert len(exchange) == 1 and (await asyncio.wait(exchange, timeout=10))[0]
+        waits.cancel()
+
+    asyncio.run(use(talking(forty, placement={"kind": "ray"})))
+    assert not lost
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_process_that_fails_or_hangs_at_its_end_holds_nobody_up(
+    forty: Path, hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversations_module, "CLOSE_SECONDS", 0.01)
+    given_up = threading.Event()
+
+    class Stubborn(ScriptedHost):
+        def close(self) -> None:
+            if not hangs:
+                raise WorkerDied("it is gone")
+            assert given_up.wait(10)
+
+    class Killed(ThreadHandle):
+        def close(self) -> None:
+            given_up.set()
+            super().close()
+
+    make = lambda number: Killed("environment 0", lambda: Stubborn(answered))  # noqa: E731
+    with Conversations(talking(forty), make, pytest.fail, pytest.fail) as conversations:
+        asyncio.run(conversations.answer(96, PROBLEM, begun()))
+    assert given_up.is_set()
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, "stop"), ("length", "length")])

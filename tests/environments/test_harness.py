@@ -19,8 +19,10 @@ from tramontane.config.images import ImagesConfig
 from tramontane.controller.conversations import take_answer
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import loading, wire
-from tramontane.environments.harness import Line
+from tramontane.environments.calls import Parsed
+from tramontane.environments.harness import HarnessSession, Line, Switchboard
 from tramontane.environments.protocol import Started
+from tramontane.environments.running import Runner
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
 from tramontane.status import Status
@@ -83,6 +85,36 @@ def test_a_request_that_repeats_one_under_way_shares_its_turn():
                 await line.continued(wire.TokenRequest(token_ids=[5], sampling_params=wrong))
 
     asyncio.run(run())
+
+
+def test_what_was_given_up_before_its_turn_may_be_asked_again():
+    async def run():
+        line = Line(PromptEncoder(tokenizer_of("qwen2.5")), ImagesConfig().limits)
+        one, other = (wire.TokenRequest(token_ids=[token]) for token in (5, 6))
+
+        class Hasty:
+            async def run(self, problem, base_url):
+                first, second = (asyncio.create_task(line.continued(b)) for b in (one, other))
+                await asyncio.sleep(0)
+                second.cancel()
+                await first
+                while line.requests.qsize():
+                    await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                await line.continued(other)
+                return 1.0
+
+        session = HarnessSession(Hasty, Runner(), Switchboard(), line)
+        await session.start(problem(), 7)
+        for asked in ([5], [6]):
+            assert session.posted == asked
+            turn = Completion(*KEY, asked, ints([7]), floats([-1.0]), ints([0]), "stop")
+            reply = await session.step(Parsed("", "", "", []), turn)
+        await session.close()
+        return reply
+
+    reply = asyncio.run(asyncio.wait_for(run(), 30))
+    assert (reply.reward, reply.done) == (1.0, True)
 
 
 def test_another_chat_is_a_new_sequence():

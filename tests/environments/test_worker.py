@@ -453,6 +453,7 @@ def test_rows_that_are_to_name_environments_and_do_not_are_refused():
     ("environment", "tools", "found"),
     [
         ("guessing", (), True),
+        ("repair", (), True),
         (None, ("calculator", "notebook"), True),
         ("guessing", ("calculator", "python"), False),
         (f"{WORLDS}:Guess", ("calculator",), False),
