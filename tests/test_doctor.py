@@ -87,4 +87,4 @@ def test_a_chat_template_is_examined_instead():
     ran = CliRunner().invoke(app, ["doctor", "--chat", "tiny"])
     assert ran.exit_code == 0
     assert "thoughts, then a message" in ran.output and "appended" in ran.output
-    assert "sandbox" not in ran.output
+    assert "sandbox" not in ran.output and "mistral-common" not in ran.output

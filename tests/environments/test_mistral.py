@@ -26,7 +26,7 @@ from tramontane.environments.mistral import (
 )
 from tramontane.environments.mistral_family import MistralFamily
 from tramontane.environments.recorded import Conversation
-from tramontane.environments.report import by_mistral
+from tramontane.environments.report import by_mistral, examine
 from tramontane.environments.tools import schema_of
 from tramontane.errors import InputError
 from tramontane.sft.examples import ExampleStream
@@ -147,6 +147,17 @@ def test_the_report_tries_mistrals_own_tokens(encoder):
     assert files_of(encoder)
     (refused,) = by_mistral(PromptEncoder(encoder.tokenizer, PromptConfig(response_prefix="So: ")))
     assert refused.state == "optional" and "response_prefix" in refused.found
+    assert refused.name == "by mistral-common"
+
+
+def test_the_report_of_a_checkpoint_tries_both_its_template_and_mistrals_own_tokens(tmp_path):
+    mistral_tokenizer("v7", tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    traits = {trait.name: trait for trait in examine(str(tmp_path))}
+    assert traits["chat template"].found == "none"
+    # v7 writes the tools before the user's last message.
+    for place, found in (("", "appended"), (", by mistral-common", "rewritten")):
+        assert traits[f"thoughts, then a message{place}"].found == found
 
 
 def test_thoughts_of_a_system_prompt_are_thoughts(encoder):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.environments.templates import SHAPES, tokenizer_of
+from tests.environments.templates import _TOOLS, SHAPES, tokenizer_of
 from tests.environments.test_chat import REWRITES
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.report import examined
@@ -52,6 +52,29 @@ def test_what_is_read_otherwise_than_it_is_written_is_missing():
     assert followed.remedy == refused.remedy
     assert traits["end of turn"][1:] == ("ok", "`<|im_end|>`", "")
     assert traits["form of calls"][1:] == ("ok", "hermes", "")
+
+
+def test_calls_without_an_end_are_refused_and_tools_beside_the_last_question_written_anew():
+    tokenizer = tokenizer_of.__wrapped__("qwen2.5")
+    end, user = (
+        "{{ '<|im_end|>\n' }}{% elif m.role == 'tool'",
+        "{{ '<|im_start|>user\n' + m.content",
+    )
+    last = (
+        "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}"
+        "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    )
+    shown = "{% if tools and loop.index0 == ns.last %}{{ tools | tojson }}{% endif %}"
+    tokenizer.chat_template = last + tokenizer.chat_template.removeprefix(_TOOLS).replace(
+        end, "{% if not m.tool_calls %}" + end.replace("{% elif", "{% endif %}{% elif")
+    ).replace(user, shown + user, 1)
+    traits = {trait.name: trait for trait in examined(PromptEncoder(tokenizer))}
+    refused, rewritten = (
+        traits[name] for name in ("call with thoughts, answered", "thoughts, then a message")
+    )
+    assert refused.state == "missing"
+    assert refused.found == "the chat template has no token that ends a message with calls"
+    assert (rewritten.state, rewritten.found) == ("optional", "rewritten")
 
 
 def test_a_key_that_keeps_thoughts_is_named():

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from tramontane.config import PromptConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.calls import Parsed
 from tramontane.environments.chat import Chat
@@ -36,20 +35,16 @@ class Trait(NamedTuple):
     remedy: str = ""
 
 
-def examine(model: str, config: PromptConfig | None = None) -> list[Trait]:
-    """Try a model's chat template: which conversations it appends to, and what a run would do with
-    the others.
-
-    Args:
-        model: a checkpoint folder or Hugging Face name.
-        config: chat template, its variables, and the start of responses.
+def examine(model: str) -> list[Trait]:
+    """Try the chat template of a model (a checkpoint folder or Hugging Face name): which
+    conversations it appends to, and what a run would do with the others.
 
     Raises:
         InputError: no such model, or its template cannot write a prompt.
     """
     from tramontane.models.loading import load_tokenizer
 
-    encoder = PromptEncoder(load_tokenizer(model), config)
+    encoder = PromptEncoder(load_tokenizer(model))
     return examined(encoder) + (by_mistral(encoder) if files_of(encoder) else [])
 
 
@@ -87,7 +82,7 @@ def by_mistral(encoder: PromptEncoder) -> list[Trait]:
         return [Trait("by mistral-common", "optional", str(error))]
     row = MistralFamily(mistral, encoder).row()
     traits = [_trait(column, cell) for column, cell in row.items() if column != "SFT text"]
-    traits += _followed(lambda: MistralChat(mistral, encoder, [TOOL]), encoder, [])
+    traits += _followed(lambda: MistralChat(mistral, encoder, [TOOL]), encoder)
     return [trait._replace(name=f"{trait.name}, by mistral-common") for trait in traits]
 
 
@@ -95,7 +90,7 @@ _OTHER_TEMPLATE = "give another template (data.chat_template)"
 _OTHER_FORM = f"{_OTHER_TEMPLATE}, or the form of the model's calls (conversation.calls)"
 
 
-def _followed(new_chat: _New, encoder: PromptEncoder, keys: Sequence[str]) -> list[Trait]:
+def _followed(new_chat: _New, encoder: PromptEncoder, keys: Sequence[str] = ()) -> list[Trait]:
     """What becomes of turns with thoughts; `keys` of the template keep them."""
 
     def thought(content: str, calls: list[ToolCall]) -> Parsed:
