@@ -201,19 +201,17 @@ def check_complete(names: Sequence[str], model: PreTrainedModel) -> None:
         )
 
 
-@torch.no_grad()
-def check_applied(model: PreTrainedModel) -> None:
-    """Check by a forward that the model reads no adapted weight except through its layer, where the
-    adapter is added: its outputs would not be those of the merged weights.
-
-    Args:
-        model: its attention is `packed`. With sharded weights, every rank must call it.
+@contextmanager
+def check_applied(model: PreTrainedModel) -> Iterator[None]:
+    """Context manager: check by the forwards in it that the model reads no adapted weight except
+    through its layer, where the adapter is added: its outputs would not be those of the merged
+    weights.
 
     Raises:
         InputError: it does.
     """
     with _Reads(adapted_layers(model)) as reads:
-        model(**pack(short_sequences(model), model.device))
+        yield
     if reads.found:
         raise InputError(
             f"lora: {type(model).__name__} reads the weight of {min(reads.found)} itself, so an "
@@ -304,10 +302,12 @@ class _Reads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not self._inside and isinstance(out, torch.Tensor):  # not a dtype or a shape
-            used = {id(x) for x in (*args, *(kwargs or {}).values())}
-            self.found |= {
-                name for name, x in self._layers.items() if id(x.base_layer.weight) in used
-            }
+            given = (*args, *(kwargs or {}).values())
+            # Most operations have none, and a model has many layers.
+            if used := {id(x) for x in given if isinstance(x, torch.nn.Parameter)}:
+                self.found |= {
+                    name for name, x in self._layers.items() if id(x.base_layer.weight) in used
+                }
         return out
 
     def _move(self, by: int) -> None:

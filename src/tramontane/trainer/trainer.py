@@ -123,14 +123,13 @@ class Trainer:
             forwards.checkpoint_blocks(model, config)
         forwards.train_blocks(model)
         self._working = working_model(model, config.dtype)
-        forwards.check_repeatable(self._working, self.device)
+        with lora.check_applied(self._working) if config.lora else nullcontext():
+            forwards.check_repeatable(self._working, self.device)
         if files is not None:  # otherwise checked when it was loaded
             check_packing(self._working, dtype)
         self._exchange = exchange_of(config.context_parallel, self.device)
         if self._exchange:
             check_parts(self._working, self._exchange, dtype)
-        if config.lora:
-            lora.check_applied(self._working)
         if config.router_replay:
             routing.choices(self._working)  # of the checks' forwards
         sharding.free_gathered(self._working)
