@@ -145,6 +145,21 @@ def test_where_messages_of_tools_are_texts_the_users_follows_with_the_images(fol
     worker = worker_of(folder, "Shows", tools=["look"], template=TEXT_TOOLS)
     answered, spoken = talk(worker, said, given=problem(uri(OTHER)))
     assert "user:**Beside * is *?\nassistant:" in put_text(spoken)
+    seen, shown = ({"role": role, "content": PLACE} for role in ("user", "tool"))
+    system = {"role": "system", "content": "Look."}
+    taken = worker._format.as_taken([shown, system])  # the user's is put in before others
+    assert taken == [{"role": "tool", "content": ""}, seen, system]
+    assert worker._format.as_taken([system, seen]) == [system, seen]
+
+
+def test_where_tools_answer_as_the_user_their_images_stay_in_their_texts(folder):
+    refuses = "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    template = TEXT_TOOLS.replace("{% if m.role == 'tool' or", f"{refuses}{{% if")
+    form = worker_of(folder, template=template)._format
+    taken = form.as_taken([{"role": "tool", "content": f"Left: {PLACE}"}])
+    assert refuses in template and [m["content"] for m in taken] == [
+        f"<tool_response>\nLeft: {PLACE}\n</tool_response>"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -282,6 +282,8 @@ def test_a_text_and_calls_are_one_content_where_the_template_drops_the_calls():
     )
     encoder = PromptEncoder(tokenizer)
     assert Family(encoder).row()["history"].state == "ok"
+    form = ChatFormat(encoder)
+    assert form.writes_calls("") and not form.writes_calls("Let me add.")
     said = {"role": "assistant", "content": "Let me add.", "tool_calls": [CALL]}
     made = ConversationEncoder(encoder, lambda _, text: text)
     with pytest.raises(InputError, match="does not write a message's call of add"):
@@ -367,10 +369,20 @@ def test_tokens_that_differ_are_shown_with_what_stands_before():
     assert same(other[:1], one, encoder)[1].startswith(f"'H' for '{encoder.decode(one)[:48]}")
 
 
-def test_the_generation_config_ends_answers_and_calls(tmp_path):
-    form = ChatFormat(encoder_of("unended", tmp_path))
+@pytest.mark.parametrize("between", ["", "\n"])
+def test_the_generation_config_ends_answers_and_calls(between, tmp_path):
+    encoder = encoder_of("unended", tmp_path)
+    encoder.tokenizer.chat_template = UNENDED.replace("<|user|>", f"{between}<|user|>").replace(
+        "<|observation|>", f"{between}<|observation|>"
+    )
+    form = ChatFormat(encoder)
     assert (form.turn_end, form.call_end) == ("<|user|>", "<|observation|>")
     assert {"<|endoftext|>", "<|user|>", "<|observation|>"} == form.stops
+    bare = ChatFormat(encoder_of("unended"))
+    assert bare.turn_end == bare.call_end == "<|endoftext|>"
+    text = "It is 3.\n"
+    assert form.closed(text) == "It is 3.<|user|>"
+    assert form.closed(text, called=True) == "It is 3.<|observation|>"
 
 
 @pytest.mark.parametrize("between", ["", "{% endgeneration %}Hm.{% generation %}"])

@@ -120,7 +120,7 @@ class ChatFormat:
 
     @cached_property
     def drops_thoughts(self) -> bool:
-        """True if the template has no key for thoughts, and no place for them in the content: it
+        """True if the content has no place for thoughts, for a template without a key for them: it
         cuts them out (DeepSeek-R1), writes messages in channels, or the content behind calls (Gemma
         4)."""
         thought, said = "zq2qz", "zq3qz"
@@ -131,12 +131,12 @@ class ChatFormat:
             call = self._taken_calls.message(content, [(NAME, {"x": ARGUMENT})], [call_id(0, 0)])
             text = self._tried([ASKED, call])
             cut = cut or text.rfind(thought) > text.rfind(ARGUMENT) >= 0
-        return cut and not self.reads_thoughts
+        return cut
 
     def _tried(self, chat: list[Message]) -> str:
         """A chat as the template writes it; empty if it refuses it."""
         try:
-            return self.encoder.complete(chat) if self.template else ""
+            return self.encoder.complete(chat)
         except InputError:
             return ""
 
@@ -169,19 +169,23 @@ class ChatFormat:
         """The token that ends a message with calls once they are answered, if the template
         writes none itself: of the generation config (GLM), else EOS."""
         said, told = self._call_tails
-        common = said[: shared(said, told)]
-        eos = str(self.encoder.tokenizer.eos_token)
-        return self.ended(common) or self._next_turn(told[len(common) :]) or eos
+        own = self._next_turn(told[shared(said, told) :])
+        return own or str(self.encoder.tokenizer.eos_token)
 
     @cached_property
     def _call_tails(self) -> tuple[str, str]:
-        """Text after the arguments of a call: where it is the last, and up to a tool's answer;
-        empty if the template writes no calls."""
-        if self._taken_calls is None:
-            return "", ""
-        chat, answer = self._taken_calls.probe(1), "zq9qz"
-        told = self._tried([*chat, _answer(NAME, answer)]).rpartition(answer)[0]
-        return self._tried(chat).rpartition(ARGUMENT)[2], told.rpartition(ARGUMENT)[2]
+        """Text after the arguments of a call: where it is the last, and up to a tool's answer."""
+        assert self._taken_calls is not None
+        said, answer = self._tried(self._taken_calls.probe(1)), "zq9qz"
+        told = self._told(answer).rpartition(answer)[0]
+        return said.rpartition(ARGUMENT)[2], told.rpartition(ARGUMENT)[2]
+
+    def _told(self, answer: str) -> str:
+        """A chat with a tool's answer to a call as the template writes it; empty if it refuses
+        it."""
+        chat = (self._taken_calls or Calls(False, "")).probe(1)
+        last = Message(role="tool", content=answer, name=NAME, tool_call_id=call_id(0, 0))
+        return self._tried([*chat, last])
 
     @cached_property
     def ends_anew(self) -> bool:
@@ -226,20 +230,13 @@ class ChatFormat:
     def tool_role(self) -> bool:
         """True if the template takes messages of tools; otherwise they are put into the user's,
         between `<tool_response>` tags."""
-        answer = "zq0qz"
-        taken = self._taken_calls or Calls(False, "")
-        chat = [*taken.probe(1), _answer(NAME, answer)]
-        try:
-            return bool(self.template) and answer in self.encoder.render(chat)
-        except InputError:
-            return False
+        answer = "zq9qz"
+        return bool(self.template) and answer in self._told(answer)
 
     @cached_property
     def tool_images(self) -> bool:
         """True if the template writes images in messages of tools."""
-        taken = self._taken_calls or Calls(False, "")
-        text = self._tried([*taken.probe(1), _answer(NAME, f"{PLACE}?")])
-        return self.encoder.image_token in text
+        return self.encoder.image_token in self._told(f"{PLACE}?")
 
     def _shown_by_user(self, messages: list[Message]) -> list[Message]:
         """Messages with the images of tools in the user's message that follows, as for OpenAI's
@@ -285,8 +282,3 @@ class ChatFormat:
         decode = self.encoder.tokenizer.decode
         shown = str(decode([*last, *ids], clean_up_tokenization_spaces=False))
         return shown[len(str(decode(last, clean_up_tokenization_spaces=False))) :]
-
-
-def _answer(name: str, content: str) -> Message:
-    """A tool's answer to the first call of a chat."""
-    return {"role": "tool", "content": content, "name": name, "tool_call_id": call_id(0, 0)}
