@@ -1,6 +1,7 @@
 """Harnesses whose requests are turns of a conversation."""
 
 import asyncio
+import sys
 import time
 from dataclasses import replace
 
@@ -274,13 +275,19 @@ def test_a_conversation_that_has_ended_is_gone_and_others_do_not_exist():
     assert harnesses.SEEN["stays"] == 410
 
 
-def test_harnesses_are_checked_at_the_start():
+def test_harnesses_are_checked_at_the_start(monkeypatch):
     environment = "tests.environments.harnesses:Adder"
     loading.check(DataConfig(train="playground:", environment=environment))
     with pytest.raises(InputError, match="tools of its own"):
         loading.check(
             DataConfig(train="playground:", environment=environment, tools=("calculator",))
         )
+    rows = DataConfig(train="playground:", environment="row", tools=("calculator",))
+    with pytest.raises(InputError, match="^1: field 'environment': .* tools of its own"):
+        loading.check(rows, [problem(environment=environment)])
+    monkeypatch.setitem(sys.modules, "uvicorn", None)  # as if it were not installed
+    with pytest.raises(InputError, match="^data.environment: a harness needs uvicorn; install"):
+        loading.check(DataConfig(train="playground:", environment=environment))
 
 
 def test_a_harness_gives_back_tokens_without_a_text():

@@ -518,7 +518,7 @@ def test_a_class_and_a_function_may_be_passed_from_python():
             f"{WORLDS}:StartsWithMore",
             "start.* may take problem, seed, config, by name",
         ),
-        ("environment", f"{WORLDS}:StepsWithMore", r"step\(self, message, state\).*'state'"),
+        ("environment", f"{WORLDS}:StepsWithMore", r"step\(self, message, state\).*'state'$"),
         ("environment", f"{WORLDS}:add", "is a function, not an environment.*data.tools"),
         ("environment", "chess", "'chess' is not built in"),
         ("tools", f"{WORLDS}:Guess", "is an environment; name it in data.environment"),

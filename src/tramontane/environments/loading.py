@@ -62,8 +62,7 @@ def _own(problem: Problem) -> str:
 def harness_of(data: DataConfig, problem: Problem) -> Callable[..., Any] | None:
     """The harness of a problem, if its environment is one."""
     path = environment_of(data, problem)
-    loaded = None if path is None else load(path)
-    return loaded if loaded is not None and kind_of(loaded) == "harness" else None
+    return loaded if path is not None and kind_of(loaded := load(path)) == "harness" else None
 
 
 def deterministic(data: DataConfig, problem: Problem) -> bool:
@@ -164,7 +163,7 @@ def _fault_of_methods(environment: Callable[..., Any]) -> str:
     for name, given, call in (("start", STARTED_WITH, ()), ("step", (), ("message",))):
         method = inspect.getattr_static(environment, name, None)
         if inspect.isfunction(method):
-            named = functions.accepted(method, dict.fromkeys(given, ""))
+            named = functions.accepted(method, dict.fromkeys(given))
             if fault := functions.fault_of_call(method, "self", *call, **named):
                 return f"{fault}; `start` may take {', '.join(given)}, by name" if given else fault
     return ""
@@ -183,7 +182,7 @@ def load(path: str, key: str = "data.environment") -> Callable[..., Any]:
         return adapted(path, key)
     name = BUILT_IN.get(path, path)
     if re.fullmatch(r"\w+", name):
-        known = ", ".join(sorted(BUILT_IN)) or "none"
+        known = ", ".join(sorted(BUILT_IN))
         raise InputError(f"{key}: {path!r} is not built in ({known}); name your own as module:Name")
     functions.check(import_path(name), key, lambda function: "")
     return functions.load(import_path(name))
@@ -203,7 +202,7 @@ def checked_tools(config: Config, encoder: PromptEncoder) -> int:
     """
     talk, tools = config.conversation, described(config.data)
     if talk.tokens == "template" and (tools or config.data.environment is not None):
-        ChatFormat(encoder, talk.history).check_ends()
+        ChatFormat(encoder).check_ends()
         Parser(encoder.tokenizer, talk.calls, encoder.tags).check(tools)
     return encoder.tokens_of(tools)
 
@@ -232,8 +231,7 @@ def functions_of(offered: Sequence[Any]) -> list[Callable[..., Any]]:
     """The tools of functions, toolboxes, and objects that are called."""
     found: list[Callable[..., Any]] = []
     for each in offered:
-        own = [] if inspect.isroutine(each) else methods(each)
-        found += own or ([each] if callable(each) else [])
+        found += methods(each) or ([each] if callable(each) else [])
     return found
 
 
