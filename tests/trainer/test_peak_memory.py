@@ -20,7 +20,7 @@ from tramontane.trainer import export
 from tramontane.trainer.trainer import Trainer
 
 SIZES = {
-    "vocab_size": 512,
+    "vocab_size": 3776,  # so the embeddings and the head are as large as a block
     "hidden_size": 320,
     "intermediate_size": 832,
     "num_attention_heads": 4,
@@ -34,9 +34,9 @@ COMPUTED = {"float32": 4, "bfloat16": 3}
 PYTHON = 6 << 20  # bytes: modules, caches of kernels, and activations of a few tokens
 WRITER = 16 << 20  # bytes that torch.distributed.checkpoint holds while it writes
 # By ranks: a share depends on the number of ranks alone, and a unit on the type alone.
-DTYPES = {2: "float32", 4: "bfloat16"}
+DTYPES = {2: "float32", 3: "bfloat16"}
 # The fewest with which a second copy of the model would be seen beside what is computed.
-LAYERS = {2: 11, 4: 9}
+LAYERS = {2: 9, 3: 7}
 # Of updates by one trainer: none is read before an update.
 SETTINGS = {
     "one microbatch": {"microbatch_tokens": 8192},
@@ -62,7 +62,7 @@ def run(rank, ranks, folder):
 def peaks(ranks, dtype, folder):
     """What this rank takes, by what is done and the setting."""
     found = {}
-    some = batch(groups=ranks // 2)  # two microbatches of 48 tokens for each rank
+    some = batch(groups=ranks, size=2)  # two microbatches of 48 tokens for each rank
     common = {"ranks": ranks, "dtype": dtype, "gradient_checkpointing": True}
     config, adapters = TrainerConfig(**common), TrainerConfig(**common, **ADAPTERS)
     gc.freeze()  # collections are many, and look at what is measured alone
