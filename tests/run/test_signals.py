@@ -99,10 +99,10 @@ def check_stopped(
     assert folder.whole_checkpoint(pytest.fail)
 
 
-def test_an_update_longer_than_the_grace_is_given_up(tmp_path: Path) -> None:
-    sizes = {"updates": 2, "n_batch": 64, "n_async": 64, "l_max": 256}
+def test_an_update_longer_than_the_grace_is_given_up(tmp_path: Path, one_layer: str) -> None:
+    sizes = {"updates": 2, "n_batch": 64, "n_async": 64, "l_max": 768}
     checkpoint = {"every": NEVER, "grace": 0.5}
-    config = small_config(tmp_path / "run", pipeline=sizes, checkpoint=checkpoint)
+    config = small_config(tmp_path / "run", model=one_layer, pipeline=sizes, checkpoint=checkpoint)
     process = started(config, tmp_path)
     wait_until((tmp_path / "run/timeline.jsonl").is_file, process)
     began = time.monotonic()
@@ -212,9 +212,9 @@ def test_a_cold_start_is_saved_after_the_step_under_way(tmp_path: Path, one_laye
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
-    sizes = {"updates": 2, "n_batch": 64, "n_async": 64, "l_max": 512}
-    process = started(small_config(tmp_path / "run", pipeline=sizes), tmp_path)
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path, one_layer: str) -> None:
+    sizes = {"updates": 2, "n_batch": 64, "n_async": 64, "l_max": 768}
+    process = started(small_config(tmp_path / "run", model=one_layer, pipeline=sizes), tmp_path)
     wait_until((tmp_path / "run/timeline.jsonl").is_file, process)
     os.kill(process.pid, signal.SIGINT)
     wait_until(lambda: "again to stop now" in process.printed, process)
