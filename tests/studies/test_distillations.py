@@ -101,8 +101,9 @@ def test_what_was_forgotten_is_distilled_from_the_weights_before(tmp_path):
 
 
 @pytest.mark.slow
-def test_arms_of_one_level_begin_where_the_arm_of_both_does(tmp_path):
-    keys = load_study("effort").base | {"sft_steps": 1, "updates": 1, "problems": 8}
+def test_arms_of_one_level_begin_where_the_arm_of_both_does(tmp_path, one_layer):
+    small = {"model": one_layer, "sft_steps": 1, "updates": 1, "problems": 8}
+    keys = load_study("effort").base | small
     keys["config"] = CONFIG | {"pipeline.n_async": 32, "pipeline.n_batch": 32}
     keys["config"]["evaluation.samples"] = 4
     keys["effort"] = {
@@ -121,9 +122,9 @@ def test_arms_of_one_level_begin_where_the_arm_of_both_does(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_arms_of_a_checkpoint_begin_with_the_same_cold_start(tmp_path):
+def test_the_arms_of_a_checkpoint_begin_with_the_same_cold_start(tmp_path, one_layer):
     sizes = {
-        "model": "tiny",
+        "model": one_layer,
         "playground": {"levels": [1, 1], "languages": ["en"]},
         "cold_start": {"steps": 1, "batch_tokens": 2048},
     }

@@ -144,10 +144,10 @@ def restored(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
 def at_levels(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
     """Reinforcement learning at levels of effort, after fine-tuning on traces for each of them.
 
-    The arms of a seed share the fine-tuning, where the tiny base first reads the levels' phrases.
+    The arms of a seed share the fine-tuning, where the model first reads the levels' phrases.
 
     Args:
-        keys: `effort`, the levels `low` and `high` as in `data.effort`; `train_effort`, those that
+        keys: `model`; `effort`, the levels `low` and `high` as in `data.effort`; `train_effort`, those that
             the arm trains, null for both; `traces`, the parts of the playground that the
             fine-tuning reads, and `sft_steps` of it; `levels` of the problems; `updates`;
             `problems` of the evaluation; `config`, further config keys of the runs, if any.
@@ -161,7 +161,7 @@ def at_levels(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]
     """
     shared = folder.parents[1] / f"sft_{seed}"
     data = {"playground": keys["traces"], "effort": keys["effort"]}
-    settings = {"model": "tiny", "seed": seed, "data": data, "steps": keys["sft_steps"]}
+    settings = {"model": keys["model"], "seed": seed, "data": data, "steps": keys["sft_steps"]}
     settings |= {"batch_tokens": 4096, "learning_rate": 2e-3, "warmup_steps": 10}
     with owned_folder(shared, "trained", wait=SHARED_SECONDS):
         start = supervised(shared / "sft", settings)
