@@ -147,9 +147,9 @@ def at_levels(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]
     The arms of a seed share the fine-tuning, where the model first reads the levels' phrases.
 
     Args:
-        keys: `model`; `effort`, the levels `low` and `high` as in `data.effort`; `train_effort`, those that
-            the arm trains, null for both; `traces`, the parts of the playground that the
-            fine-tuning reads, and `sft_steps` of it; `levels` of the problems; `updates`;
+        keys: `model`; `effort`, the levels `low` and `high` as in `data.effort`; `train_effort`,
+            those that the arm trains, null for both; `traces`, the parts of the playground that
+            the fine-tuning reads, and `sft_steps` of it; `levels` of the problems; `updates`;
             `problems` of the evaluation; `config`, further config keys of the runs, if any.
         seed: of both steps.
         folder: of the arm.
