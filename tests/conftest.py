@@ -12,9 +12,12 @@ os.environ.setdefault("TRAMONTANE_CPU_DTYPE", "float32")
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import gc
+import importlib.util
 import re
 from collections import Counter
 from collections.abc import Generator, Iterator
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -171,12 +174,28 @@ class ByFile(LoadScopeScheduling):
         return group or file
 
 
-def pytest_xdist_setupnodes(specs: list[Any]) -> None:
-    """The processes of tests are forks of one that has made their imports."""
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """The processes of tests are forks of one that makes their imports. Meanwhile the bytecode of
+    tests is written, which in a fresh clone each of them would make by itself."""
     from tests import fork_server
 
     for spec in specs:
         spec.python = fork_server.python()
+    if config.getoption("assertmode") == "rewrite":
+        paths = [Path(arg.partition("::")[0]) for arg in config.args]
+        tests = [[path] if path.is_file() else path.rglob("test_*.py") for path in paths]
+        for test in chain.from_iterable(tests):
+            write_bytecode(test, config.pluginmanager.rewrite_hook)
+
+
+def write_bytecode(test: Path, loader: Any) -> None:
+    """Import a test as far as its first import. The loader writes its bytecode before."""
+    spec = importlib.util.spec_from_file_location(test.stem, test, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__dict__["__builtins__"] = {}  # it cannot import
+    with suppress(ImportError):
+        loader.exec_module(module)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
