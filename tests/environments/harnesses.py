@@ -68,6 +68,16 @@ class Tokens:
         return seen
 
 
+class Opens:
+    """Writes a prompt that opens the thoughts of the answer."""
+
+    def run(self, problem, base_url):
+        route = f"{base_url.removesuffix('/v1')}/inference/v1/generate"
+        body = {"token_ids": problem.metadata["ids"]}
+        httpx.post(route, json=body, timeout=30).raise_for_status()
+        return 1.0
+
+
 class Back:
     """Continues the tokens that it was given."""
 
@@ -144,6 +154,7 @@ class Compact:
 
     def run(self, problem, base_url):
         chat, codes, again = [{"role": "user", "content": "so " * problem.metadata["n"]}], [], 1
+        SEEN[problem.id, "told"] = told = []
         while True:
             body = {"model": "tramontane", "messages": chat}
             answer = httpx.post(f"{base_url}/chat/completions", json=body, timeout=30)
@@ -153,6 +164,7 @@ class Compact:
                 codes.append(answer.json()["choices"][0]["finish_reason"])
                 continue
             codes.append(answer.json()["error"]["code"])
+            told.append(answer.json()["error"]["message"])
             if not again:
                 break
             again, chat = 0, [{"role": "user", "content": "Go on."}]

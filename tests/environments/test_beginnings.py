@@ -33,8 +33,8 @@ class Broken(Late):
 
 
 class Odd(Late):
-    async def start(self):
-        return "Odd start."
+    async def start(self, config):
+        return f"Odd start of {config.model}."
 
     def look(self) -> str:
         """Look."""
@@ -89,8 +89,8 @@ def test_a_beginning_tells_its_chat_and_tools_and_ends_the_one_before():
     started = asyncio.run(run())
     assert Late.closed == ["Odd"] * 2
     assert (started.ending, started.reason, started.tools) == (None, "", ["look"])
-    assert started.opened == [{"role": "user", "content": "Odd start."}]
-    assert "Odd start." in tokenizer_of("qwen2.5").decode(started.prompt_ids)
+    assert started.opened == [{"role": "user", "content": "Odd start of tiny."}]
+    assert "Odd start of tiny." in tokenizer_of("qwen2.5").decode(started.prompt_ids)
 
 
 def test_a_first_prompt_has_its_limit():
@@ -110,12 +110,13 @@ def test_a_first_prompt_has_its_limit():
 
 
 def test_turns_that_were_replayed_count():
-    one, other = (worker_of(environment="Guess", turns=2) for _ in range(2))
+    one, other = (worker_of(environment="Guess", turns=3) for _ in range(2))
 
     async def run():
         spoken = Talk(one)
         await spoken.begin()
         assert (await spoken.say("0")).ending is None
+        assert (await spoken.say("2")).ending is None
         spoken.worker = other
         assert (await spoken.replayed(other)).ending is None
         return await spoken.say("1")

@@ -22,7 +22,7 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import loading, wire
 from tramontane.environments.calls import Parsed
 from tramontane.environments.harness import HarnessSession, Line, Switchboard
-from tramontane.environments.protocol import Started
+from tramontane.environments.protocol import Lost, Started
 from tramontane.environments.running import Runner
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
@@ -30,17 +30,16 @@ from tramontane.status import Status
 from tramontane.tokens import floats, ints
 from tramontane.types import Completion, SamplingParams
 
+EFFORT = {"low": {"phrase": "Be brief."}}
 SAID = f"<think>add</think>\n{call('add', a=1)}{call('add', a=2)}"
 
 
 def worker_of(name, shape="qwen2.5", **conversation):
     environment = f"tests.environments.harnesses:{name}"
-    config = Config(
-        model="tiny",
-        data={"train": "playground:", "environment": environment},
-        conversation=conversation,
-    )
-    return EnvironmentWorker(config, PromptEncoder(tokenizer_of(shape)))
+    data = {"train": "playground:", "environment": environment, "effort": EFFORT}
+    config = Config(model="tiny", data=data, conversation=conversation)
+    encoder = PromptEncoder(tokenizer_of(shape), config.data, None, config.data.effort)
+    return EnvironmentWorker(config, encoder)
 
 
 @pytest.mark.parametrize("shape", ["qwen2.5", "smollm2"])
@@ -119,14 +118,17 @@ def test_what_was_given_up_before_its_turn_may_be_asked_again():
 
 
 def test_another_chat_is_a_new_sequence():
-    worker = worker_of("Forgetful")
-    answered, spoken = talk(worker, "A draft.", "Better.")
+    answered, spoken = talk(worker_of("Forgetful"), "A draft.", "Better.")
     assert spoken.turns[0].opened == [{"role": "user", "content": "Improve: A draft."}]
     assert spoken.started.opened == [{"role": "user", "content": "Draft."}]
     assert not talk(worker_of("Adder"), "It is 5.")[1].started.opened  # the problem's own
     assert answered.ending == "completed" and answered.turn.reward is None
     assert len(spoken.earlier) == 1 and "Improve: A draft." in spoken.text
-    assert "Draft." not in spoken.text
+    assert "Draft." not in spoken.text and "Be brief." not in spoken.text
+    given = replace(problem(), effort="low")
+    _, spoken = talk(worker_of("Forgetful"), "A draft.", "Better.", given=given)
+    prompts = [spoken.started.prompt_ids, spoken.prompt]
+    assert all("Be brief." in spoken.tokenizer.decode(prompt) for prompt in prompts)
 
 
 def test_tokens_are_continued_where_they_extend_those_so_far():
@@ -141,6 +143,13 @@ def test_tokens_are_continued_where_they_extend_those_so_far():
     assert second.messages == [] and (third.sequence, third.start) == (1, 0)
     assert [turn.text for turn in spoken.turns] == said
     assert answered.turn.reward == sum(turn.end - turn.start for turn in spoken.turns)
+
+
+def test_an_answer_begins_with_what_the_tokens_of_its_prompt_have_opened():
+    ids = tokenizer_of("qwen3")("So?<think>", add_special_tokens=False)["input_ids"]
+    answered, spoken = talk(worker_of("Opens", "qwen3"), "Hm.</think>3", given=problem(ids=ids))
+    assert answered.turn.reward == 1.0 and spoken.prompt == ids
+    assert [turn.text for turn in spoken.turns] == ["<think>Hm.</think>3"]
 
 
 def test_tokens_are_replayed():
@@ -209,6 +218,8 @@ async def play(worker, *said, given=None, l_max=2000, **limits):
             prompts.append(answer.prompt_ids)
         else:
             take_answer(request, answer)
+    if isinstance(answer, Started) and answer.ending is not None:  # it is not known any more
+        assert await worker.step(KEY, replace(request, turns=[]), l_max) == Lost()
     await worker.close(KEY)
     return answer, request, prompts
 
@@ -228,6 +239,7 @@ def test_a_harness_at_the_end_of_its_context_is_told_and_may_go_on_with_a_shorte
     assert 0 < first < len(codes) - 2  # an answer came after it
     assert len(whole.earlier) == 1 and whole.n_tokens <= 100
     assert "maximum context length" in answer.reason
+    assert answer.reason in harnesses.SEEN["full", "told"][-1]
 
 
 def test_a_harness_whose_answer_was_cut_reads_it_and_gives_its_reward():
@@ -243,6 +255,7 @@ def test_a_harness_after_its_last_turn_is_told_and_gives_its_reward():
     answer, *_ = played(worker_of("Compact", turns=2), "A.", "B.", given=given)
     assert (answer.ending, answer.turn.reward) == ("max_turns", 0.5)
     assert harnesses.SEEN["turns"] == ["stop", "stop", 410, 410]
+    assert answer.reason in harnesses.SEEN["turns", "told"][-1]
 
 
 @pytest.mark.parametrize("longest", [2, 70])
@@ -253,6 +266,7 @@ def test_a_first_prompt_that_is_too_long_may_be_shortened(longest):
     if longest == 2:  # nothing is short enough
         assert answer.ending == "context_full" and "data.max_prompt_tokens" in answer.reason
         assert harnesses.SEEN["first"] == ["context_length_exceeded"] * 2
+        assert answer.reason in harnesses.SEEN["first", "told"][-1]
     else:
         assert answer.ending == "max_turns" and len(prompts[0]) <= 70
 

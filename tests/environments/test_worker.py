@@ -129,8 +129,9 @@ def test_a_game_of_several_turns():
         [],
     ]
     assert answered.ending == "completed" and answered.turn.reward == 1 / 4
-    assert spoken.text.endswith(
-        "<|im_start|>user\nhigher<|im_end|>\n<|im_start|>assistant\n41<|im_end|>"
+    end, begin = "<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
+    assert spoken.tokenizer.decode(spoken.ids) == (
+        f"50{end}lower{begin}so what?{end}Write a number.{begin}0{end}higher{begin}41<|im_end|>"
     )
     assert [t.text for t in spoken.turns] == ["50", "so what?", "0", "41"]
     tokens = [spoken.tokenizer.decode(spoken.ids[t.start : t.end - 1]) for t in spoken.turns]
@@ -236,7 +237,7 @@ def test_a_late_step_ends_its_conversation_alone():
         assert answered.ending is None and time.perf_counter() - begun < 0.25
         late = await late
         assert late.ending == "step_timeout" and "0.3 s" in late.reason
-        assert late.turn.seconds < 0.6
+        assert 0.2 < late.turn.seconds < 0.6
         assert worker.stuck == 1  # the thread sleeps on
         await asyncio.sleep(0.9)
         assert worker.stuck == 0
@@ -251,6 +252,7 @@ def test_a_late_step_ends_its_conversation_alone():
 def test_turns_are_limited():
     answered, spoken = talk(worker_of(environment="Guess", turns=2), "50", "0", "41")
     assert answered.ending == "max_turns" and len(spoken.turns) == 2
+    assert answered.reason == "2 turns were answered (conversation.turns)"
     assert answered.turn.messages and not list(answered.put)
 
 
@@ -296,6 +298,9 @@ def test_a_call_that_does_not_parse_is_answered_or_ends():
     assert spoken.turns[0].messages[0]["content"].startswith("error: the call cannot be read")
     answered, _ = talk(worker_of(tools=("add",), unparsed="end"), broken)
     assert answered.ending == "unparsed_call" and "not JSON" in answered.reason
+    whole = call("add", a=1, b=2)
+    answered, spoken = talk(worker_of(tools=("add",), unparsed="end"), whole, whole + broken, "3")
+    assert answered.ending == "unparsed_call" and spoken.turns[0].messages[0]["content"] == "3"
 
 
 def test_an_answer_is_cut():

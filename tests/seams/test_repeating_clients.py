@@ -1,6 +1,7 @@
 """Clients that give up on a request, and send it again."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -44,7 +45,7 @@ def test_what_a_harness_gave_up_leaves_no_turn_and_no_token():
 
 
 def test_another_request_in_place_of_one_given_up_follows_what_was_read():
-    given = problem(**{"else": ["Uno?", "Due?"]})
+    given = replace(problem(**{"else": ["Uno?", "Due?"]}), effort="low")
     said = [0.6, "Unread.", "One.", 0.6, "Unread, too.", "Read."]
     answer, whole, prompts = played(worker_of("GivesUp"), *said, given=given)
     assert answer.ending == "completed" and answer.turn.reward == 1.0
@@ -53,6 +54,7 @@ def test_another_request_in_place_of_one_given_up_follows_what_was_read():
     decode = tokenizer_of("qwen2.5").decode
     assert prompts[0] != prompts[1] == whole.prompt_ids and "Uno?" in decode(whole.prompt_ids)
     assert "Two?" not in decode(whole.token_ids)
+    assert all("Be brief." in decode(prompt) for prompt in prompts)
 
 
 def test_the_same_request_under_way_gets_the_same_answer():

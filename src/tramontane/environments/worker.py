@@ -122,7 +122,7 @@ class EnvironmentWorker:
             prompt, images = self._open[key].prompt_ids, self._open[key].chat.images
             return Started(prompt, tools=tools, images=images, opened=session.opened)
         except asyncio.TimeoutError:
-            started = Started([], session.ending or "step_timeout", self._late("start"))
+            started = Started([], *self._late(session, "start"))
         except (EnvironmentFailed, InputError) as error:
             started = Started([], session.ending or "environment_failed", str(error))
         except Exception:  # of this package
@@ -185,8 +185,8 @@ class EnvironmentWorker:
                 self._step(conversation, said, l_max, withdrawn), self._limits.step_timeout
             )
         except asyncio.TimeoutError:
-            ending = session.ending or "step_timeout"
-            continued = Continued(record, ending=ending, reason=self._late("step"))
+            ending, reason = self._late(session, "step")
+            continued = Continued(record, ending=ending, reason=reason)
         except (EnvironmentFailed, InputError) as error:
             continued = Continued(record, ending="environment_failed", reason=str(error))
         finally:
@@ -214,15 +214,14 @@ class EnvironmentWorker:
                 )
                 self._followed(conversation, conversation.said, reply.messages)
             except asyncio.TimeoutError:
-                return Started(started.prompt_ids, "step_timeout", self._late("step"))
+                return Started(started.prompt_ids, *self._late(conversation.session, "step"))
             except (EnvironmentFailed, InputError) as error:
                 return Started(started.prompt_ids, "environment_failed", str(error))
             if reply.messages != turn.messages:
                 reason = f"not deterministic: turn {number} was answered differently in a replay"
                 return Started(started.prompt_ids, "environment_failed", reason)
             conversation.turns += 1
-        if completion.turns:
-            conversation.tokens = None
+        conversation.tokens = None
         return started
 
     async def close(self, key: Key) -> None:
@@ -252,7 +251,8 @@ class EnvironmentWorker:
         self, conversation: _Conversation, said: _Said, l_max: int, withdrawn: bool
     ) -> Continued:
         session, record = conversation.session, said.record
-        if not isinstance(session, Session) and withdrawn:
+        if withdrawn:
+            assert not isinstance(session, Session)
             reply: Reply | None = await session.next()
         elif isinstance(session, Session) and said.turn.finish_reason == "length":
             return await self._ended(session, record, "max_tokens")
@@ -296,7 +296,6 @@ class EnvironmentWorker:
         known, start = conversation.tokens, completion.turn_start
         if known is not None and tokens[: len(known)] != known:
             raise RuntimeError("a turn's tokens do not extend those of the turn before")
-        conversation.tokens = tokens
         conversation.turns += 1
         place = len(completion.prompt_ids) + start
         text = self._format.text_of(tokens[place:], tokens[:place])
@@ -367,8 +366,10 @@ class EnvironmentWorker:
         chat.prefix = encoder.opened_in(str(encoder.tokenizer.decode(prompt[-OPENING:])))
         return prompt
 
-    def _late(self, what: str) -> str:
-        return f"its {what} took longer than {self._limits.step_timeout:g} s"
+    def _late(self, session: Session | HarnessSession, what: str) -> tuple[Ending, str]:
+        """The ending of a conversation whose environment took too long, and the reason."""
+        reason = f"its {what} took longer than {self._limits.step_timeout:g} s"
+        return session.ending or "step_timeout", reason
 
 
 def _turn_of(completion: Completion, record: TurnRecord) -> Completion:
