@@ -1,5 +1,6 @@
 """Conversations in Mistral's own tokens, compared with what its library makes of whole requests."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
 
 from benchmarks.chat_templates import MISTRAL, MISTRAL_VERSIONS, mistral_tokenizer
+from tests.environments.test_worker import problem, talk
 from tests.environments.worlds import add
-from tramontane.config import PromptConfig, SFTConfig
+from tramontane.config import Config, PromptConfig, SFTConfig
 from tramontane.data.prompts import PromptEncoder
-from tramontane.environments.calls import Parser
+from tramontane.environments.calls import Parsed, Parser
 from tramontane.environments.mistral import (
     MistralChat,
     MistralExamples,
@@ -28,9 +30,12 @@ from tramontane.environments.mistral_family import MistralFamily
 from tramontane.environments.recorded import Conversation
 from tramontane.environments.report import by_mistral, examine
 from tramontane.environments.tools import schema_of
+from tramontane.environments.wire import ChatRequest
+from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
 from tramontane.sft.examples import ExampleStream
-from tramontane.types import ThinkingTags
+from tramontane.tokens import floats, ints
+from tramontane.types import Completion, SamplingParams, ThinkingTags, ToolCall
 
 DATA = Path(mistral_common.__file__).parent / "data"
 TAGS = ThinkingTags("[THINK]", "[/THINK]")
@@ -160,8 +165,13 @@ def test_the_report_of_a_checkpoint_tries_both_its_template_and_mistrals_own_tok
         assert traits[f"thoughts, then a message{place}"].found == found
 
 
+def test_a_tool_is_described_by_what_the_library_knows():
+    described = {"name": "f", "return": {"type": "string"}}
+    assert plain_tool({"type": "function", "function": described})["function"] == {"name": "f"}
+
+
 def test_thoughts_of_a_system_prompt_are_thoughts(encoder):
-    config = PromptConfig(system_prompt="First think. [THINK]Your thoughts.[/THINK]Your answer.")
+    config = PromptConfig(system_prompt="First think. [THINK]Your\nthoughts.[/THINK]Your answer.")
     thinking = PromptEncoder(encoder.tokenizer, config, tuple(TAGS))
     prompt = MistralChat(load_mistral(thinking), thinking).start([user("Hi [THINK]")])
     control = [CONTROL[token] for token in prompt if token < len(CONTROL)]
@@ -253,6 +263,89 @@ def test_every_version_keeps_ids_and_answers_unknown_names(version):
         assert kept == (2 if name in form else 0)
 
 
+def test_a_conversation_of_a_run_has_the_tokens_of_its_request(version):
+    """Two turns with calls and one without, after which the model is told of its answers by id."""
+    name, encoder = version
+    data = {"train": "playground:", "tools": ["tests.environments.worlds:add"]}
+    config = Config(model="tiny", data=data, conversation={"tokens": "mistral"})
+    thinking = PromptEncoder(encoder.tokenizer, PromptConfig(system_prompt="Bé short."))
+    listed = '[TOOL_CALLS][{"name": "add", "arguments": {"a": %d, "b": 2}, "id": "%s"}]'
+    form = {"v3": listed, "v7": listed, "v11": '[TOOL_CALLS]add[CALL_ID]%s[ARGS]{"a": %d, "b": 2}'}
+    messages = [{"role": "system", "content": "Bé short."}, user("1 + 2 + 2?")]
+    said = []
+    for a, id_ in ((1, "call00000"), (3, "call00100")):
+        given = (id_, a) if name == "v11" else (a, id_) if name in form else a
+        said.append(form.get(name, '[TOOL_CALLS]add[ARGS]{"a": %d, "b": 2}') % given)
+        function = {"name": "add", "arguments": f'{{"a": {a}, "b": 2}}'}
+        messages += [
+            {"role": "assistant", "content": "", "tool_calls": [{"id": id_, "function": function}]},
+            {"role": "tool", "content": str(a + 2), "tool_call_id": id_},
+        ]
+    messages.append({"role": "assistant", "content": "It is 5."})
+    answered, spoken = talk(
+        EnvironmentWorker(config, thinking), *said, "It is 5.", given=problem("1 + 2 + 2?")
+    )
+    assert answered.ending == "completed", answered.reason
+    tuning = load_mistral(thinking, mode="finetuning")
+    tools = [{"type": "function", "function": plain_tool(schema_of(add))["function"]}]
+    request = ChatCompletionRequest.model_validate({"messages": messages, "tools": tools})
+    wanted = list(tuning.encode_chat_completion(request).tokens)
+    assert [*spoken.prompt, *spoken.ids] == wanted
+
+
+def test_answers_without_ids_have_those_of_the_calls_in_their_places(version):
+    """In a run and in fine-tuning; the second has no call at first, which some versions refuse."""
+    name, encoder = version
+    mistral, tuning = load_mistral(encoder), load_mistral(encoder, mode="finetuning")
+    answers, arguments = [{"role": "tool", "content": text} for text in "45"], {"a": 1, "b": 2}
+    for calls in (1, 2):
+        made = [ToolCall("add", arguments, "")] * calls
+        functions = [{"function": {"name": "add", "arguments": arguments}}] * calls
+        ran, learned = (MistralChat(mistral, encoder, [schema_of(add)]) for _ in range(2))
+        assert ran.start([user("Hi")]) == learned.start([user("Hi")])
+        learned.learned({"role": "assistant", "content": "", "tool_calls": functions}, tuning)
+        if calls == 1 and name not in ("v3", "v7"):
+            refused = pytest.raises(InputError, match="Unexpected tool call id call00001")
+            with refused:
+                ran.follow(Parsed("", "", "", made), answers)
+            with refused:
+                learned.answered(answers)
+            continue
+        whole = ran.follow(Parsed("", "", "", made), answers).whole()
+        assert whole == learned.answered(answers)
+        if name in ("v3", "v7"):
+            counts = [encoder.decode(whole).count(f"call0000{n}") for n in (0, 1)]
+            assert counts == [2, calls]
+
+
+def test_an_endpoint_writes_and_reads_mistrals_tokens(version):
+    pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane-rl[view]'")
+    from tramontane.environments.endpoint import ModelEndpoint
+
+    name, encoder = version
+    plain = PromptEncoder(encoder.tokenizer, PromptConfig(system_prompt=None))
+    listed = '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1, "b": 2}}]'
+    text = listed if name in ("v3", "v7") else '[TOOL_CALLS]add[ARGS]{"a": 1, "b": 2}'
+    ids = ints(encoder.tokenizer(text, add_special_tokens=False)["input_ids"])
+    asked = []
+
+    async def sample(prompt, n, seed, sampling, images):
+        asked.append(prompt)
+        n_tokens = len(ids)
+        yield [
+            Completion(-1, 0, prompt, ids, floats([-1.0] * n_tokens), ints([0] * n_tokens), "stop")
+        ]
+
+    config = Config(conversation={"tokens": "mistral"})
+    endpoint = ModelEndpoint("m", config, plain, SamplingParams(99), sample, 4096, 2000)
+    tool = plain_tool(schema_of(add))
+    body = ChatRequest(model="m", messages=[user("1 + 2?")], tools=[tool])
+    answer = json.loads(asyncio.run(endpoint.chat(body)).body)
+    (made,) = answer["choices"][0]["message"]["tool_calls"]
+    assert json.loads(made["function"]["arguments"]) == {"a": 1, "b": 2}
+    assert asked == [of_request(load_mistral(plain), [user("1 + 2?")])]
+
+
 def recorded(thinks):
     """Rows of fine-tuning: thoughts, calls whose answers come in another order, two questions."""
     calls = [
@@ -298,14 +391,17 @@ def test_every_version_learns_what_its_library_writes_for_fine_tuning(version):
             whole = library(plain[: place + 1], "finetuning")
             assert whole[: len(prompt)] == prompt
             wanted.append((prompt, whole[len(prompt) :]))
-    found = []
-    conversation = Conversation.of(rows, [schema_of(add)], "row 1")
-    for prompt, response, inserted, *_ in MistralExamples(encoder).examples(conversation, "row 1"):
-        before, place = prompt, 0
-        for span in (*inserted, range(len(response), len(response))):
-            found.append((before, response[place : span.start]))
-            before, place = [*prompt, *response[: span.stop]], span.stop
-    assert found == wanted
+    for first in (0, 5):  # of these messages, none is learned
+        found = []
+        conversation = Conversation.of(rows, [schema_of(add)], "row 1", first)
+        examples = list(MistralExamples(encoder).examples(conversation, "row 1"))
+        for prompt, response, inserted, *_ in examples:
+            before, place = prompt, 0
+            for span in (*inserted, range(len(response), len(response))):
+                found.append((before, response[place : span.start]))
+                before, place = [*prompt, *response[: span.stop]], span.stop
+        assert found == wanted[bool(first) :]
+        assert len(examples) == (2 if name in ("v3", "v7", "v11") else 1), len(examples)
     ids = encoder.decode(wanted[1][0]).count("first0000")  # in the answer itself, and as an id
     assert (ids > 1) == (name in ("v3", "v7", "v11"))
 
@@ -375,13 +471,25 @@ def test_thoughts_of_a_system_prompt_are_control_tokens_where_a_version_takes_th
 
 def test_what_cannot_be_written_is_refused(encoder, tmp_path):
     prefixed = PromptEncoder(encoder.tokenizer, PromptConfig(response_prefix="So: "))
-    with pytest.raises(InputError, match=r"response_prefix"):
+    with pytest.raises(InputError, match=r"conversation.tokens: mistral: .*response_prefix"):
         load_mistral(prefixed)
-    chat = MistralChat(load_mistral(encoder), encoder)
+    with pytest.raises(InputError, match=r"data.tokens: mistral: .*response_prefix"):
+        MistralExamples(prefixed)
+    thinking = PromptEncoder(encoder.tokenizer, PromptConfig(), tuple(TAGS))
+    chat = MistralChat(load_mistral(thinking), thinking)
     chat.start([user("Hi")])
     message = Parser(encoder.tokenizer, "mistral", TAGS).parse("3", [])
-    with pytest.raises(InputError, match="mistral-common refuses"):
-        chat.follow(message, [{"role": "tool", "content": "4"}])
+    for put in (
+        {"role": "tool", "content": "4"},
+        {"role": "system", "content": "[THINK]a[/THINK]"},
+    ):
+        with pytest.raises(InputError, match="mistral-common refuses it: Unexpected "):
+            chat.copy().follow(message, [put])
+    own = encoder.tokenizer.eos_token
+    encoder.tokenizer.eos_token = "[INST]"
+    with pytest.raises(InputError, match=r"tekken.json has different tokens than tokenizer.json"):
+        load_mistral(encoder)
+    encoder.tokenizer.eos_token = own
     encoder.tokenizer.name_or_path, kept = str(tmp_path), encoder.tokenizer.name_or_path
     try:
         with pytest.raises(InputError, match=r"has no file tekken.json"):

@@ -34,8 +34,9 @@ class ConversationConfig(Section):
         "auto", "hermes", "qwen_xml", "llama", "mistral", "code", "harmony",
         "invoke", "glm", "gemma", "lfm", "deepseek", "kimi",
     ] = "auto"  # fmt: skip
-    """Format of the model's calls. auto: the tokenizer's own `response_template`, else the one that
-    its chat template writes, else `hermes`; a run is refused if that cannot be read."""
+    """Format of the model's calls. auto: with `tokens: mistral`, Mistral's; else the tokenizer's
+    own `response_template`, else the one that its chat template writes, else `hermes`; a run is
+    refused if that cannot be read."""
     tokens: Literal["template", "mistral"] = "template"
     """What turns messages into tokens: the chat `template`, or `mistral`: Mistral's own library
     (`mistral-common`, an extra), for a model whose folder has its `tekken.json`."""
@@ -51,6 +52,11 @@ class ConversationConfig(Section):
     """All environments and tools are deterministic: after a kill, or the loss of a worker, an
     unfinished conversation resumes from its recorded turns, whose steps are repeated. false: only
     where its environment and tools have an attribute `deterministic = True`; others start again."""
+
+    @property
+    def calls_form(self) -> str:
+        """`calls`, where `auto` does not depend on the model."""
+        return "mistral" if (self.calls, self.tokens) == ("auto", "mistral") else self.calls
 
     @property
     def reward_is_set(self) -> bool:

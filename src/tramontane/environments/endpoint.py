@@ -137,7 +137,7 @@ class ModelEndpoint(Endpoint):
     def __post_init__(self) -> None:
         encoder, talk = self.encoder, self.config.conversation
         self._format = ChatFormat(encoder, talk.history)
-        self._parser = Parser(encoder.tokenizer, talk.calls, encoder.tags)
+        self._parser = Parser(encoder.tokenizer, talk.calls_form, encoder.tags)
         self._mistral = load_mistral(encoder) if talk.tokens == "mistral" else None
         # Prompts are written outside the event loop, in one thread: tokenizers are not reentrant.
         self._writer = ThreadPoolExecutor(1, "prompts")

@@ -188,8 +188,7 @@ class MistralChat:
         self._say(said, zip(ids, names, arguments, strict=True))
         for number, given in enumerate(self._put(new)):
             if given["role"] == "tool":
-                call = ids[number] if number < len(ids) else call_id(self._turns - 1, number)
-                given["tool_call_id"] = call
+                given["tool_call_id"] = self._id_at(ids, number)
             self._messages.append(given)
             put += self._encode_one(given)
         self._ids = whole = self._encode()
@@ -219,7 +218,7 @@ class MistralChat:
         known = [call.get("id") for call in given]
         ids = [kept_id(each) or call_id(self._turns, n) for n, each in enumerate(known)]
         calls = [(function["name"], function["arguments"]) for function in map(function_of, given)]
-        self._asked = dict(zip(known, ids, strict=True)), ids
+        self._asked = {own: id_ for own, id_ in zip(known, ids, strict=True) if own}, ids
         self._say(said, [(id_, *call) for id_, call in zip(ids, calls, strict=True)])
         return self._encode(tuning)
 
@@ -242,11 +241,14 @@ class MistralChat:
         by_id, ids = self._asked
         for number, given in enumerate(self._put(messages)):
             if given["role"] == "tool":
-                fallback = ids[number] if number < len(ids) else call_id(self._turns, number)
-                id_ = by_id.get(given.get("tool_call_id"), fallback)
+                id_ = by_id.get(given.get("tool_call_id")) or self._id_at(ids, number)
                 given = {"role": "tool", "content": given["content"], "tool_call_id": id_}
             self._messages.append(given)
         return self._encode()
+
+    def _id_at(self, ids: Sequence[str], number: int) -> str:
+        """The id of an answer in the order of the calls, of which there may be fewer."""
+        return ids[number] if number < len(ids) else call_id(self._turns - 1, number)
 
     def _put(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Messages that answer the model's as the library takes them: before v15, with the images
@@ -271,9 +273,11 @@ class MistralChat:
         from mistral_common.exceptions import MistralCommonException
         from mistral_common.protocol.instruct.request import ChatCompletionRequest
 
-        given: dict[str, Any] = {"messages": self._messages, "tools": self._tools or None}
-        if self._effort is not None:
-            given["reasoning_effort"] = self._effort
+        given = {
+            "messages": self._messages,
+            "tools": self._tools,
+            "reasoning_effort": self._effort,
+        }
         try:
             request: Any = ChatCompletionRequest.model_validate(given)
             return list((mistral or self._mistral).encode_chat_completion(request).tokens)

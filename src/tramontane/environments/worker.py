@@ -78,7 +78,7 @@ class EnvironmentWorker:
     def __init__(self, config: Config, encoder: PromptEncoder) -> None:
         self._config, self._limits = config, config.conversation
         self._format = ChatFormat(encoder, self._limits.history)
-        self._parser = Parser(encoder.tokenizer, self._limits.calls, encoder.tags)
+        self._parser = Parser(encoder.tokenizer, self._limits.calls_form, encoder.tags)
         self._mistral = load_mistral(encoder) if self._limits.tokens == "mistral" else None
         self._runner = Runner(max(THREADS, config.pipeline.n_async))
         self._switchboard: Switchboard | None = None  # with the first harness
