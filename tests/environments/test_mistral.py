@@ -136,10 +136,22 @@ def test_a_message_of_the_user_follows(encoder):
     chat = MistralChat(mistral, encoder, [schema_of(add)])
     prompt = chat.start([user("Hi")])
     message = Parser(encoder.tokenizer, "mistral", TAGS).parse("It is 3.", [schema_of(add)])
+    nothing = chat.copy().follow(Parsed("", "", "", []), [user("More")])
     following = chat.follow(message, [user("More")])
-    assert not following.rewritten
+    assert not following.rewritten and following.put == nothing.put
     said = encoder.tokenizer("It is 3.</s>", add_special_tokens=False)["input_ids"]
     assert prompt + said + following.put == following.whole()
+
+
+def test_a_system_message_of_the_chat_is_taken_in_place_of_the_configured_one(encoder):
+    configured = PromptEncoder(encoder.tokenizer, PromptConfig(system_prompt="Be brief."))
+    mistral, system = load_mistral(configured), {"role": "system", "content": "Be long."}
+    start = lambda *said: MistralChat(mistral, configured, [schema_of(add)]).start(said)  # noqa: E731
+    assert start(system, user("Hi")) == of_request(mistral, [system, user("Hi")])
+    assert start(user("Hi")) == start(system | {"content": "Be brief."}, user("Hi"))
+    rows = [user("Hi"), {"role": "assistant", "content": "Hello."}]
+    (learned,) = MistralExamples(configured).examples(Conversation.of(rows, [], "row 1"), "row 1")
+    assert "Be brief." in encoder.decode(learned.prompt)
 
 
 def test_the_report_tries_mistrals_own_tokens(encoder):
@@ -175,6 +187,7 @@ def test_thoughts_of_a_system_prompt_are_thoughts(encoder):
     thinking = PromptEncoder(encoder.tokenizer, config, tuple(TAGS))
     prompt = MistralChat(load_mistral(thinking), thinking).start([user("Hi [THINK]")])
     control = [CONTROL[token] for token in prompt if token < len(CONTROL)]
+    assert encoder.decode(prompt).endswith("[INST]Hi [THINK][/INST]")  # a text
     assert control == [
         "<s>", "[SYSTEM_PROMPT]", "[THINK]", "[/THINK]", "[/SYSTEM_PROMPT]", "[INST]", "[/INST]",
     ]  # fmt: skip
@@ -199,6 +212,8 @@ def test_v7_moves_its_tools_to_the_last_message_of_the_user(encoder):
     assert text.replace("▁", "") == "[TOOL_RESULTS]call00000[TOOL_CONTENT]3[/TOOL_RESULTS]"
     thought = parser.parse("<think>Easy.</think>It is 3.", [schema_of(add)])  # text before v13
     assert chat.follow(thought, [user("More")]).rewritten
+    empty = chat.follow(parser.parse("<think></think>Yes."), [user("More")]).whole()
+    assert "<think></think>Yes." in mistral.instruct_tokenizer.decode(empty)
 
 
 def test_ids_that_the_model_wrote_are_kept(encoder):
@@ -297,25 +312,39 @@ def test_answers_without_ids_have_those_of_the_calls_in_their_places(version):
     """In a run and in fine-tuning; the second has no call at first, which some versions refuse."""
     name, encoder = version
     mistral, tuning = load_mistral(encoder), load_mistral(encoder, mode="finetuning")
-    answers, arguments = [{"role": "tool", "content": text} for text in "45"], {"a": 1, "b": 2}
-    for calls in (1, 2):
-        made = [ToolCall("add", arguments, "")] * calls
-        functions = [{"function": {"name": "add", "arguments": arguments}}] * calls
-        ran, learned = (MistralChat(mistral, encoder, [schema_of(add)]) for _ in range(2))
-        assert ran.start([user("Hi")]) == learned.start([user("Hi")])
-        learned.learned({"role": "assistant", "content": "", "tool_calls": functions}, tuning)
-        if calls == 1 and name not in ("v3", "v7"):
-            refused = pytest.raises(InputError, match="Unexpected tool call id call00001")
-            with refused:
-                ran.follow(Parsed("", "", "", made), answers)
-            with refused:
-                learned.answered(answers)
-            continue
-        whole = ran.follow(Parsed("", "", "", made), answers).whole()
-        assert whole == learned.answered(answers)
+    answers, arguments = [{"role": "tool", "content": text} for text in "45"], {"a": "é"}
+    made = ToolCall("add", arguments, "")
+    function = {"function": {"name": "add", "arguments": arguments}}
+    ran, learned = (MistralChat(mistral, encoder, [schema_of(add)]) for _ in range(2))
+    assert ran.start([user("Hi")]) == learned.start([user("Hi")])
+    for turn in range(3):
+        said = {"role": "assistant", "content": None, "tool_calls": [function] * 2}
+        learned.learned(said, tuning)
+        following = ran.follow(Parsed("", "", "", [made] * 2), answers)
+        assert following.whole() == learned.answered(answers) and not following.rewritten
+        text = encoder.decode(following.whole())
+        assert text.count("é") == 2 * (turn + 1)
         if name in ("v3", "v7"):
-            counts = [encoder.decode(whole).count(f"call0000{n}") for n in (0, 1)]
-            assert counts == [2, calls]
+            assert [text.count(f"call00{turn}0{n}") for n in (0, 1)] == [2, 2]
+    learned.learned({"role": "assistant", "content": "", "tool_calls": [function]}, tuning)
+    if name in ("v3", "v7"):
+        whole = ran.follow(Parsed("", "", "", [made]), answers).whole()
+        assert whole == learned.answered(answers)
+        assert [encoder.decode(whole).count(f"call0030{n}") for n in (0, 1)] == [2, 1]
+        return
+    with pytest.raises(InputError, match="Unexpected tool call id call00301"):
+        ran.follow(Parsed("", "", "", [made]), answers)
+    with pytest.raises(InputError, match="Unexpected tool call id call00301"):
+        learned.answered(answers)
+
+
+def test_a_call_without_a_name_is_written_as_invalid(version):
+    _name, encoder = version
+    chat = MistralChat(load_mistral(encoder), encoder, [schema_of(add)])
+    chat.start([user("Hi")])
+    message = Parsed("x", "", "", [ToolCall("", {}, "error: no name", error=True)])
+    whole = chat.follow(message, [{"role": "tool", "content": "error: no name"}]).whole()
+    assert encoder.decode(whole).count("invalid") == 1
 
 
 def test_an_endpoint_writes_and_reads_mistrals_tokens(version):
@@ -466,7 +495,7 @@ def test_thoughts_of_a_system_prompt_are_control_tokens_where_a_version_takes_th
     thinking = PromptEncoder(encoder.tokenizer, config)
     prompt = MistralChat(load_mistral(thinking), thinking).start([user("Hi")])
     control = {MISTRAL[token] for token in prompt if token < len(MISTRAL)}
-    assert ("[THINK]" in control) == (name == "v13"), control
+    assert ("[THINK]" in control) == (name == "v13") and "[INST]" in control, control
 
 
 def test_what_cannot_be_written_is_refused(encoder, tmp_path):
@@ -485,6 +514,9 @@ def test_what_cannot_be_written_is_refused(encoder, tmp_path):
     ):
         with pytest.raises(InputError, match="mistral-common refuses it: Unexpected "):
             chat.copy().follow(message, [put])
+    apart = {"content": [{"type": "text", "text": "3"}], "reasoning_content": "Hm."}
+    with pytest.raises(InputError, match="put them into a chunk"):
+        chat.copy().learned({"role": "assistant"} | apart, load_mistral(encoder, mode="finetuning"))
     own = encoder.tokenizer.eos_token
     encoder.tokenizer.eos_token = "[INST]"
     with pytest.raises(InputError, match=r"tekken.json has different tokens than tokenizer.json"):

@@ -144,6 +144,36 @@ def test_answers_of_tools_show_images(model):
     assert following.whole()[: len(before)] == before or following.rewritten
 
 
+def test_images_of_tools_stand_before_those_of_the_user(model):
+    name, folder = model
+    encoder = encoder_at(folder)
+    for asked in ([], [shown("So *?", ONE)]):
+        chat = MistralChat(load_mistral(encoder), encoder)
+        chat.start([shown("?")])
+        calls = [ToolCall("add", {"a": n, "b": 2}, "") for n in (1, 2)]
+        answers = [shown("See * there", OTHER, role="tool"), shown("3", role="tool")]
+        whole = chat.follow(said("")._replace(calls=calls), [*answers, *asked]).whole()
+        assert chat.images == [OTHER, *[ONE] * len(asked)]
+        texts = ('{"a": 1, "b": 2}', '{"a": 2, "b": 2}')
+        made = [
+            {"id": f"call0000{n}", "function": {"name": "add", "arguments": text}}
+            for n, text in enumerate(texts)
+        ]
+        told = chunks("See * there", OTHER) if name == "v15" else "See  there"
+        library = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "tool_calls": made},
+            {"role": "tool", "content": told, "tool_call_id": "call00000"},
+            {"role": "tool", "content": "3", "tool_call_id": "call00001"},
+        ]
+        if name != "v15":
+            shown_after = chunks("*So *?", OTHER, ONE) if asked else chunks("*", OTHER)
+            library.append({"role": "user", "content": shown_after})
+        elif asked:
+            library.append({"role": "user", "content": chunks("So *?", ONE)})
+        assert whole == by_library(folder, library)
+
+
 def test_pixels_are_those_of_the_library_where_nothing_is_resized(model, tmp_path):
     """Elsewhere the processor's: Pillow's filter takes in all that it leaves out, OpenCV's does
     not. Sizes above the largest are rounded by the library and cut by the processor."""
@@ -160,6 +190,9 @@ def test_pixels_are_those_of_the_library_where_nothing_is_resized(model, tmp_pat
         assert (far < 1e-5) == (width % 14 == height % 14 == 0), (width, height, far)
     cut = uri(width=200, height=102)  # 28.56 pixels high at a width of 56
     assert own.expansion(cut) != library.expansion(cut)
+    encoder = encoder_at(folder)
+    ids = MistralChat(load_mistral(encoder), encoder).start([shown("*", cut)])
+    assert ids.count(TOKEN) == own.expansion(cut).count("[IMG]")  # as many as its pixels ask for
 
 
 @pytest.mark.parametrize("alone", [False, True])

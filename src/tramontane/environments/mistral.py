@@ -160,10 +160,7 @@ class MistralChat:
         try:
             self._ids = self._encode()
         except InputError:  # some versions take no thoughts in a system message
-            plain = [self._taken(m, thinks=False) for m in given]
-            if self._messages == plain:
-                raise
-            self._messages = plain
+            self._messages = [self._taken(m, thinks=False) for m in given]
             self._ids = self._encode()
         self.images = [image for m in given for image in m.get("images", ())]
         return self._ids
@@ -224,8 +221,7 @@ class MistralChat:
 
     def _say(self, said: Any, calls: Iterable[tuple[str, str, dict[str, Any]]]) -> None:
         """Append a message of the model: a text or chunks, and calls as (id, name, arguments)."""
-        own: dict[str, Any] = {"role": "assistant"}
-        own["content"] = self._chunks({"role": "assistant", "content": said})
+        content = self._chunks({"role": "assistant", "content": said})
         made = [
             {
                 "id": id_,
@@ -233,7 +229,7 @@ class MistralChat:
             }
             for id_, name, given in calls
         ]
-        self._messages.append(own | {"tool_calls": made} if made else own)
+        self._messages.append({"role": "assistant", "content": content, "tool_calls": made})
         self._turns += 1
 
     def answered(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -326,9 +322,9 @@ class MistralChat:
         parts = re.split(
             f"{re.escape(opening)}(.*?)(?:{re.escape(closing)}|\\Z)", text, flags=re.DOTALL
         )
-        kinds = ("text", "text"), ("thinking", "thinking")
+        kinds = ("text", "thinking")
         return [
-            {"type": kinds[n % 2][0], kinds[n % 2][1]: part} for n, part in enumerate(parts) if part
+            {"type": (kind := kinds[n % 2]), kind: part} for n, part in enumerate(parts) if part
         ]
 
 
@@ -373,7 +369,7 @@ class MistralExamples:
                     f"{where}: mistral-common writes a prompt differently once a message follows; "
                     f"use data.tokens: template"
                 )
-            if said and places[0] < conversation.given:
+            if places[0] < conversation.given:
                 written = whole
                 continue
             if example.prompt and prompt[: len(written)] == written:
