@@ -19,8 +19,12 @@ from packaging.utils import canonicalize_name
 import tramontane
 from tests.docs.pages import commands
 from tests.paths import ROOT
+from tests.test_without_torch import prepared, ran
 from tramontane import loopback
-from tramontane.errors import InputError, install, other_project
+from tramontane.errors import EXTRAS, TRAIN, InputError, install, other_project
+
+BASE_BYTES = 138e6  # without the bytecode, which pip compiles and takes 70 % more
+INSTALL_SECONDS = 500.0  # limit of an installation from a package index
 
 
 def recipe(path: str, *settings: str) -> list[str]:
@@ -209,6 +213,31 @@ def test_the_command_runs_where_it_was_installed(
     ):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert done.stdout.strip() == says, done.stderr
+
+
+@pytest.mark.slow(30)
+def test_a_base_installation_has_no_torch_and_works(
+    packages: dict[str, Path], tmp_path: Path
+) -> None:
+    python = str(tmp_path / "venv/bin/python")
+    venv.create(tmp_path / "venv", with_pip=False)
+    pip = [sys.executable, "-m", "pip", "--python", python, "install"]
+    words = ["--quiet", "--no-compile", "--timeout", "20", "--retries", "1"]
+    done = subprocess.run(
+        [*pip, *words, str(packages["wheel"])],
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_SECONDS,
+    )
+    if "No matching distribution" in done.stderr or "ConnectionError" in done.stderr:
+        pytest.skip("no package index can be reached")
+    assert done.returncode == 0, done.stderr[-3000:]
+    [site] = (tmp_path / "venv/lib").glob("python*/site-packages")
+    names = {found.name.lower() for found in importlib.metadata.distributions(path=[str(site)])}
+    assert "tramontane-rl" in names and not names & {*TRAIN, *EXTRAS, "accelerate", "triton"}
+    files = [f for f in (tmp_path / "venv/lib").rglob("*") if f.is_file()]
+    assert sum(f.stat().st_size for f in files) < BASE_BYTES
+    ran([python], prepared(tmp_path), PYTHONPATH="")
 
 
 def test_files_of_the_other_project_are_named(tmp_path: Path) -> None:

@@ -3,10 +3,8 @@ reads the logs of runs and validates configs. With `parquet` it also reads their
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 import pytest
@@ -14,11 +12,9 @@ from pyarrow import Table, parquet
 
 from tests.paths import ROOT
 from tests.view.pages import make_run
-from tramontane.errors import EXTRAS, TRAIN
+from tramontane.errors import TRAIN
 
 SECONDS = 120.0  # limit of one program
-BASE_BYTES = 138e6  # without the bytecode, which pip compiles and takes 70 % more
-INSTALL_SECONDS = 500.0  # limit of an installation from a package index
 
 PROGRAM = r"""
 import json, sys
@@ -148,29 +144,3 @@ def test_graders_import_neither_torch_nor_numpy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout.split() == []
-
-
-@pytest.mark.slow(40)
-def test_a_base_installation_has_no_torch_and_works(tmp_path: Path) -> None:
-    python = str(tmp_path / "venv/bin/python")
-    venv.create(tmp_path / "venv", with_pip=False)
-    shutil.copytree(ROOT / "src", tmp_path / "built/src")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path / "built" / name)
-    pip = [sys.executable, "-m", "pip", "--python", python]
-    words = ["--quiet", "--no-compile", "--timeout", "20", "--retries", "1"]
-    done = subprocess.run(
-        [*pip, "install", *words, str(tmp_path / "built")],
-        capture_output=True,
-        text=True,
-        timeout=INSTALL_SECONDS,
-    )
-    if "No matching distribution" in done.stderr or "ConnectionError" in done.stderr:
-        pytest.skip("no package index can be reached")
-    assert done.returncode == 0, done.stderr[-3000:]
-    listed = subprocess.run([*pip, "list", "--format=json"], capture_output=True, check=True)
-    names = {package["name"].lower() for package in json.loads(listed.stdout)}
-    assert "tramontane-rl" in names and not names & {*TRAIN, *EXTRAS, "accelerate", "triton"}
-    files = [f for f in (tmp_path / "venv/lib").rglob("*") if f.is_file()]
-    assert sum(f.stat().st_size for f in files) < BASE_BYTES
-    ran([python], prepared(tmp_path), PYTHONPATH="")
