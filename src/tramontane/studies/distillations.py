@@ -147,8 +147,8 @@ def at_levels(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]
     The arms of a seed share the fine-tuning, where the model first reads the levels' phrases.
 
     Args:
-        keys: `model`; `effort`, the levels `low` and `high` as in `data.effort`; `train_effort`,
-            those that the arm trains, null for both; `traces`, the parts of the playground that
+        keys: `model`, the tiny base where there is none; `effort`, the levels `low` and `high` as
+            in `data.effort`; `train_effort`, those that the arm trains, null for both; `traces`, the parts of the playground that
             the fine-tuning reads, and `sft_steps` of it; `levels` of the problems; `updates`;
             `problems` of the evaluation; `config`, further config keys of the runs, if any.
         seed: of both steps.
@@ -161,8 +161,9 @@ def at_levels(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]
     """
     shared = folder.parents[1] / f"sft_{seed}"
     data = {"playground": keys["traces"], "effort": keys["effort"]}
-    settings = {"model": keys["model"], "seed": seed, "data": data, "steps": keys["sft_steps"]}
-    settings |= {"batch_tokens": 4096, "learning_rate": 2e-3, "warmup_steps": 10}
+    settings = {"model": keys.get("model", "tiny"), "seed": seed, "data": data}
+    settings |= {"steps": keys["sft_steps"], "batch_tokens": 4096}
+    settings |= {"learning_rate": 2e-3, "warmup_steps": 10}
     with owned_folder(shared, "trained", wait=SHARED_SECONDS):
         start = supervised(shared / "sft", settings)
     asked = {"data.effort": keys["effort"], "data.playground.levels": keys["levels"]}
