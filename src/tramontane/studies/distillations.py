@@ -148,9 +148,10 @@ def at_levels(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]
 
     Args:
         keys: `model`, the tiny base where there is none; `effort`, the levels `low` and `high` as
-            in `data.effort`; `train_effort`, those that the arm trains, null for both; `traces`, the parts of the playground that
-            the fine-tuning reads, and `sft_steps` of it; `levels` of the problems; `updates`;
-            `problems` of the evaluation; `config`, further config keys of the runs, if any.
+            in `data.effort`; `train_effort`, those that the arm trains, null for both; `traces`,
+            the parts of the playground that the fine-tuning reads, and `sft_steps` of it; `levels`
+            of the problems; `updates`; `problems` of the evaluation; `config`, further config keys
+            of the runs, if any.
         seed: of both steps.
         folder: of the arm.
 
