@@ -87,6 +87,7 @@ def test_what_a_template_writes_behind_the_last_message_alone_is_no_end():
     tokenizer = build_tokenizer(QWEN25 + LAST, (*_CHATML, "<|endoftext|>"), (), "<|im_end|>")
     form = ChatFormat(PromptEncoder(tokenizer))
     assert form.turn_end == "<|im_end|>" and not form.ends_anew
+    assert form.closed("3<|im_end|>\n<|endoftext|>") == "3<|im_end|>"
 
 
 def test_a_template_with_channels_has_no_place_for_thoughts_but_a_key():

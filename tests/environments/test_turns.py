@@ -69,6 +69,12 @@ def test_each_sequence_has_the_room_of_the_conversation_and_of_the_first_prompt(
             assert answered.max_tokens == min(rooms[-1])
         return rooms
 
+    async def run_on():
+        spoken = Talk(worker_of(environment="Guess"))
+        await spoken.begin()
+        return [(await spoken.say(text)).max_tokens for text in ("50", "0", "2")]
+
+    assert asyncio.run(run_on()) == [2000] * 3
     (sampled, prompt), *later = asyncio.run(run())
     assert sampled > prompt and all(sampled < prompt for sampled, prompt in later)
 
@@ -157,17 +163,17 @@ def test_a_replay_that_is_answered_otherwise_tells_the_prompt():
 def test_calls_that_cannot_be_read_end_a_conversation_at_its_beginning():
     tokenizer = tokenizer_of.__wrapped__("qwen2.5")
     tokenizer.chat_template = UNREAD
-    Fickle.lives = 0
+    made, toolless = (worker(kind, tokenizer) for kind in (Looks, Fickle))
 
-    async def run(made):
+    async def run():
         spoken = Talk(made)
         started, replayed = await spoken.begin(), await spoken.replayed(made)
-        return started, replayed, await made.step(KEY, spoken.completion, 2000)
+        said = await made.step(KEY, spoken.completion, 2000)
+        return started, replayed, said, await Talk(toolless).begin()
 
-    started, replayed, said = asyncio.run(run(worker(Looks, tokenizer)))
+    started, replayed, said, other = asyncio.run(run())
     assert started == replayed == Started([], "environment_failed", started.reason)
-    assert "not read" in started.reason and isinstance(said, Lost)
-    assert asyncio.run(run(worker(Fickle, tokenizer)))[0].ending is None  # it has no tools
+    assert "not read" in started.reason and isinstance(said, Lost) and other.ending is None
 
 
 def test_all_functions_of_a_turn_run_at_once():
