@@ -49,23 +49,29 @@ def versions(request, tmp_path_factory):
 
 class Life:
     """Conversations that come, are cancelled, park, go on with images and fork, while weights
-    change.
+    change. What goes on is checked with what follows it, which has all of its tokens and log-probs.
 
     Args:
         versions: see the fixture.
         seed: of everything.
         **options: of the engine.
+
+    Attributes:
+        ended: how many turns ended, each of which is checked.
+        shown: how many of them followed images behind a turn.
     """
 
     def __init__(self, versions, seed: int, **options) -> None:
         self.folder, self.models, self.halves = versions
-        self.rng, self.vision = random.Random(seed), vision.Vision(self.folder)
+        self.rng, self.siblings = random.Random(seed), random.Random(seed)
+        self.vision = vision.Vision(self.folder)
         config, processor = PromptConfig(system_prompt=None), ImageProcessor(self.folder)
         self.encoder = PromptEncoder(load_tokenizer(self.folder), config, images=processor)
         self.engine = SlotEngine(load_model(self.folder), 5, MAX_LEN, [EOS], **options)
         self.engine.vision = self.vision
         self.group, self.waiting, self.requests = 0, [], {}
-        self.checked = self.shown = 0
+        self.ended = self.shown = 0
+        self.before: dict[tuple[int, int], Completion] = {}  # the turn that a request continues
         self.longest = 6  # tokens of a completion
 
     def text(self) -> tuple[list[int], list[str]]:
@@ -94,8 +100,10 @@ class Life:
             for ended in self.engine.step():
                 asked = self.requests[ended.group, ended.index]
                 ended = replace(ended, images=asked.images, put_images=asked.put_images)
-                self.check(ended)
+                self.before.pop((ended.group, ended.index), None)
                 self.waiting.append(ended)
+                self.ended += 1
+                self.shown += bool(ended.put_images)
 
     def resume(self) -> None:
         """A turn is answered, with images or without; some conversations fork there."""
@@ -104,6 +112,7 @@ class Life:
         ended = self.waiting.pop(self.rng.randrange(len(self.waiting)))
         put, shown = self.text()
         if len(ended.prompt_ids) + len(ended.token_ids) + len(put) > MAX_LEN - 6:
+            self.check(ended)
             return
         following = going_on(self.requests[ended.group, ended.index], ended, put)
         following = replace(following, put_images=[*ended.put_images, *shown])
@@ -114,6 +123,7 @@ class Life:
             if all(len(self.vision.features(i).embedded) == self.n_tokens for i in shown):
                 other = [*ended.put_images, *(uri(seed=9) for _ in shown)]
                 requests[1] = replace(requests[1], put_images=other)
+        self.before |= {(r.group, r.index): ended for r in requests}
         self.submit(requests)
 
     @property
@@ -124,7 +134,11 @@ class Life:
     def cancel(self) -> None:
         group = self.rng.randint(1, self.group)
         self.engine.cancel(group)
+        gone = [each for each in (*self.waiting, *self.before.values()) if each.group == group]
+        for ended in gone:
+            self.check(ended)
         self.waiting = [each for each in self.waiting if each.group != group]
+        self.before = {key: each for key, each in self.before.items() if each.group != group}
 
     def update(self) -> None:
         if (version := self.engine.version + 1) < len(self.halves):
@@ -146,14 +160,12 @@ class Life:
                 whole = self.whole(self.models[version], ids, n, shown)
                 torch.testing.assert_close(logprobs[own], whole[own], atol=1e-4, rtol=0)
             sequence = TrainSequence.of(ended)
-            siblings = [sequence, replace(sequence)] if self.rng.random() < 0.5 else [sequence]
+            siblings = [sequence, replace(sequence)] if self.siblings.random() < 0.5 else [sequence]
             row = pack_row(siblings, torch.device("cpu"))
             packed = self.packed(self.halves[version], row)
             for start in range(0, len(packed), n):
                 found = packed[start : start + n]
                 torch.testing.assert_close(logprobs[own], found[own], atol=1e-4, rtol=0)
-        self.checked += 1
-        self.shown += bool(ended.put_images)
 
     @torch.no_grad()
     def packed(self, half, row) -> torch.Tensor:
@@ -189,6 +201,9 @@ class Life:
                 self.update()
         while self.engine.unfinished:
             self.step()
+        assert not self.before
+        for ended in self.waiting:
+            self.check(ended)
 
 
 def stacked(parts) -> torch.Tensor:
@@ -224,7 +239,7 @@ def test_every_token_of_a_life_is_that_of_a_plain_forward(versions, layout, monk
     options = options_of(layout, monkeypatch)
     life = Life(versions, LAYOUTS.index(layout), prefill_tokens=250, **options)
     life.run()
-    assert life.checked >= 8 and life.shown >= 3
+    assert life.ended >= 8 and life.shown >= 3
     stats = life.engine.stats
     assert min(stats.parked_tokens, stats.recomputed_tokens) > 0
 
@@ -246,6 +261,6 @@ def test_so_it_is_where_memory_is_short(versions, layout, monkeypatch):
     life = Life(versions, LAYOUTS.index(layout), prefill_tokens=250, kv_bytes=room, **options)
     life.longest = 20
     life.run()
-    assert life.checked >= 8 and life.shown >= 2
+    assert life.ended >= 8 and life.shown >= 2
     assert life.engine.cache_bytes <= room and (life.engine.slots < 5 or layout == "arena")
     assert len(life.vision._cache) == 1
