@@ -20,7 +20,7 @@ COMMAND = re.compile(r"`((?:python|tramontane (?:sft|study|sweep)) examples/[^`]
 SMOKE = {
     "pipeline.updates": 1,
     "pipeline.n_batch": 16,
-    "pipeline.n_async": 32,
+    "pipeline.n_async": 16,
     "pipeline.group_size": 8,
     "evaluation.problems": 2,
     "evaluation.samples": 1,
@@ -83,6 +83,8 @@ def smoke(words: list[str], root: Path, model: str) -> list[str]:
     sizes = [f"{key}={value}" for key, value in SMOKE.items()] + [f"model={model}"]
     if "pipeline.diversity" not in source:
         sizes.append("pipeline.diversity=none")
+    if "configs/" not in source and "conversation." not in source:
+        sizes.append("pipeline.l_max=96")
     if "cold_start" in source:
         sizes += COLD_START
     if constants := SMALLER.get(Path(words[1]).name):
