@@ -361,7 +361,7 @@ def test_a_file_that_cannot_be_written_is_named_with_the_remedy(
         tmp_path / "run",
         model=one_layer,
         data=data,
-        pipeline=SIZES | {"updates": 2},
+        pipeline=SIZES | {"updates": 1},
         checkpoint={"every": 1},
         evaluation={"problems": 8},
     )
