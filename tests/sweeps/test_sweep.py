@@ -85,7 +85,7 @@ def test_a_dry_run_lists_the_cells_and_leaves_nothing(config, tmp_path):
 def test_a_killed_sweep_continues_and_a_failed_run_does_not_stop_the_others(tmp_path, one_layer):
     out, file = tmp_path / "out", tmp_path / "small.yaml"
     small = SMALL | {"model": one_layer, "checkpoint": {"every": 1}}
-    file.write_text(yaml.safe_dump(small | {"pipeline": SMALL["pipeline"] | {"updates": 4}}))
+    file.write_text(yaml.safe_dump(small | {"pipeline": SMALL["pipeline"] | {"updates": 3}}))
     asked = ("sweep", str(file), "trainer.learning_rate=1e-4,3e-4", "seed=0,1", "--out", str(out))
     process = Command(*asked)
     taken: list[Path] = []
