@@ -133,8 +133,8 @@ def test_synchronous_run_killed_and_resumed_gives_the_same_weights(
 def test_asynchronous_run_killed_and_resumed_loses_no_group_and_no_token(
     tmp_path: Path, one_layer: str
 ) -> None:
-    # Killed at a third of the run: far more is still to be generated than was.
-    sizes = {"updates": 9, "n_batch": 16, "n_async": 48, "max_staleness": 3}
+    # Killed before half of the run: more is still to be generated than was.
+    sizes = {"updates": 7, "n_batch": 16, "n_async": 48, "max_staleness": 3}
     config = small_config(
         tmp_path / "run", model=one_layer, pipeline=sizes, checkpoint={"every": 1}
     )
@@ -155,7 +155,7 @@ def test_asynchronous_run_killed_and_resumed_loses_no_group_and_no_token(
         assert versions[key][: len(begun[key])] == begun[key]
     assert max(m["staleness_max"] for m in folder.metrics()) <= 8
     # The learning rate was lowered at the checkpoint.
-    assert [m["learning_rate"] for m in folder.metrics()] == [1e-4] * 3 + [1e-5] * 6
+    assert [m["learning_rate"] for m in folder.metrics()] == [1e-4] * 3 + [1e-5] * 4
 
 
 @pytest.mark.usefixtures("forked_ranks")
@@ -281,7 +281,7 @@ def test_a_truncated_run_killed_and_resumed_keeps_every_sampling_mask(
 ) -> None:
     """Tokens whose allowed tokens were lost on the way, in a message, a checkpoint or a resume,
     would show as a mismatch of what generator and trainer compute."""
-    sizes = {"updates": 9, "n_batch": 16, "n_async": 48, "max_staleness": 3}
+    sizes = {"updates": 7, "n_batch": 16, "n_async": 48, "max_staleness": 3}
     config = small_config(
         tmp_path / "run",
         model=one_layer,
@@ -304,8 +304,8 @@ def test_a_truncated_run_killed_and_resumed_keeps_every_sampling_mask(
         assert max(r.allowed.counts) <= 20
     train(resumed, QuietScreen(), folder)
     metrics = folder.metrics()
-    assert len(metrics) == 9
+    assert len(metrics) == 7
     names = [f"mismatch_age_{age}_max" for age in ("0", "1", "2plus")]
     found = [m[name] for m in metrics for name in names if name in m]
-    assert len(found) > 9
+    assert len(found) > 7
     assert max(found) < 5e-3  # a lost mask is seen as up to −log 0.95
