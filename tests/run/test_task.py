@@ -11,6 +11,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 import tramontane
+from tests.forked import Command
 from tests.run.rewards import names_the_sum
 from tramontane.config import load_config
 from tramontane.data.load import load_problems
@@ -109,19 +110,18 @@ def test_functions_of_main_work_in_the_workers(tmp_path, how):
     script = "import sys\n" + SCRIPT.replace("**arguments", f"**{arguments}")
     if how == "script":
         (tmp_path / "main.py").write_text(script)
-        command = [sys.executable, "main.py"]
+        printed = Command("main.py", folder=tmp_path).communicate()
     else:  # each statement ends with an empty line, as it is typed
-        script = script.replace("\n\ndef", "\n\n\ndef")
-        command = [sys.executable, "-i", "-q"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        input=None if how == "script" else script,
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert "finished True" in done.stderr, done.stderr
+        done = subprocess.run(
+            [sys.executable, "-i", "-q"],
+            cwd=tmp_path,
+            input=script.replace("\n\ndef", "\n\n\ndef"),
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
+        printed = done.stderr
+    assert "finished True" in printed, printed
     rows = list(read_run(run))
     assert {row["verdict"] for row in rows} <= {"right", "wrong", "malformed"}
     assert "right" in {row["verdict"] for row in rows}
