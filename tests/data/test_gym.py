@@ -190,7 +190,7 @@ def test_the_pool_judges_them_within_its_limits():
     [problem] = load("countdown", 1)
     said = [problem.answer, "9**9**9**9", "no", ""]
     texts = [(f"<think>x</think>\\boxed{{{text}}}", 5) for text in said]
-    domains = {"reasoning_gym": {"timeout_s": 8}}
+    domains = {"reasoning_gym": {"timeout_s": 4}}
     with VerifierPool(VerifierConfig(domains=domains), 100, 50) as pool:
         verdicts = pool.score(problem, texts).result(timeout=SECONDS)
     assert [v.verdict for v in verdicts] == ["right", "wrong", "wrong", "wrong"], verdicts
