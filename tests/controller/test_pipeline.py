@@ -307,7 +307,7 @@ def test_a_wait_for_a_batch_that_never_comes_ends_in_an_error_that_names_it(
             "n_batch": 8,
             "max_groups_without_signal": 100_000,
         },
-        timeouts={"batch": 4.0},
+        timeouts={"batch": 2.5},
     )
     with pytest.raises(WaitTimeout, match="filtered since update 0 .*no diversity"):
         train(config, QuietScreen())
