@@ -27,8 +27,14 @@ SMOKE = {
 }
 # Constants of a script, which are replaced in a copy of it.
 SMALLER = {
-    "judge.py": ("RATED, KEPT_BACK = 1024, 200", "RATED, KEPT_BACK = 288, 128"),
-    "offline.py": ("record(problems: int = 64", "record(problems: int = 16"),
+    "judge.py": {
+        "RATED, KEPT_BACK = 1024, 200": "RATED, KEPT_BACK = 288, 128",
+        '"temperature": 1.0}': '"temperature": 1.0, "max_tokens": 96}',
+    },
+    "offline.py": {
+        "record(problems: int = 64": "record(problems: int = 16",
+        "temperature=1.0,": "temperature=1.0, max_tokens=96,",
+    },
 }
 COLD_START = ["cold_start.steps=2", "cold_start.batch_tokens=512"]
 
@@ -88,8 +94,10 @@ def smoke(words: list[str], root: Path, model: str) -> list[str]:
     if "cold_start" in source:
         sizes += COLD_START
     if constants := SMALLER.get(Path(words[1]).name):
-        assert constants[0] in source
-        (root / "smoke.py").write_text(source.replace(*constants))
+        for large, small in constants.items():
+            assert large in source
+            source = source.replace(large, small)
+        (root / "smoke.py").write_text(source)
         return ["smoke.py", *words[2:], *sizes]
     return [*words[1:], *sizes]
 
