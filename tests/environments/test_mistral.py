@@ -258,7 +258,13 @@ def test_every_version_writes_and_reads_what_its_library_does(version):
         "calls read back": "ok",
         "end of turn": "ok",
     }, row
-    assert str(row["bridge"]) == {"v13": "ok", "v15": "ok"}.get(name, str(row["bridge"]))
+    anew = {
+        "v3": "an answer, thoughts and an answer, a text and a call, thoughts and a call",
+        "v7": "answers",
+        "v11": "answers",
+    }
+    assert str(row["bridge"]) == (f"ok; a new sequence ({anew[name]})" if name in anew else "ok")
+    assert str(row["end of turn"]) == "ok; `</s>`"
 
 
 def test_every_version_keeps_ids_and_answers_unknown_names(version):
@@ -500,8 +506,10 @@ def test_thoughts_of_a_system_prompt_are_control_tokens_where_a_version_takes_th
 
 def test_what_cannot_be_written_is_refused(encoder, tmp_path):
     prefixed = PromptEncoder(encoder.tokenizer, PromptConfig(response_prefix="So: "))
-    with pytest.raises(InputError, match=r"conversation.tokens: mistral: .*response_prefix"):
-        load_mistral(prefixed)
+    templated = PromptEncoder(encoder.tokenizer, PromptConfig(chat_template="{{ messages }}"))
+    for other in (prefixed, templated):
+        with pytest.raises(InputError, match=r"conversation.tokens: mistral: .*response_prefix"):
+            load_mistral(other)
     with pytest.raises(InputError, match=r"data.tokens: mistral: .*response_prefix"):
         MistralExamples(prefixed)
     thinking = PromptEncoder(encoder.tokenizer, PromptConfig(), tuple(TAGS))
@@ -514,17 +522,29 @@ def test_what_cannot_be_written_is_refused(encoder, tmp_path):
     ):
         with pytest.raises(InputError, match="mistral-common refuses it: Unexpected "):
             chat.copy().follow(message, [put])
+    pair = chat.copy().follow(Parsed("[THINK][/THINK]3", "", "3", []), [user("More")])
+    assert "[THINK]" not in encoder.decode(pair.whole())  # without thoughts, it is none
     apart = {"content": [{"type": "text", "text": "3"}], "reasoning_content": "Hm."}
     with pytest.raises(InputError, match="put them into a chunk"):
         chat.copy().learned({"role": "assistant"} | apart, load_mistral(encoder, mode="finetuning"))
-    own = encoder.tokenizer.eos_token
-    encoder.tokenizer.eos_token = "[INST]"
-    with pytest.raises(InputError, match=r"tekken.json has different tokens than tokenizer.json"):
-        load_mistral(encoder)
-    encoder.tokenizer.eos_token = own
-    encoder.tokenizer.name_or_path, kept = str(tmp_path), encoder.tokenizer.name_or_path
+    different = r"tekken.json has different tokens than tokenizer.json"
+    tokenizer = encoder.tokenizer
+    kept, own = tokenizer.name_or_path, tokenizer.eos_token
     try:
+        tokenizer.eos_token = "[INST]"
+        with pytest.raises(InputError, match=different):
+            load_mistral(encoder)
+        tokenizer.eos_token, tokenizer.name_or_path = own, str(tmp_path)
         with pytest.raises(InputError, match=r"has no file tekken.json"):
             load_mistral(encoder)
+        (tmp_path / "tokenizer.model.v7").touch()
+        assert files_of(encoder) == [tmp_path / "tokenizer.model.v7"]
+        raw = json.loads((Path(kept) / "tekken.json").read_text())
+        rank = max(tokenizer("Hello", add_special_tokens=False)["input_ids"]) - len(CONTROL)
+        raw["vocab"][rank]["token_bytes"] = raw["vocab"].pop()["token_bytes"]
+        raw["config"] |= {"default_vocab_size": 999 + len(CONTROL), "num_vocab_tokens": 999}
+        (tmp_path / "tekken.json").write_text(json.dumps(raw))
+        with pytest.raises(InputError, match=different):
+            load_mistral(encoder)
     finally:
-        encoder.tokenizer.name_or_path = kept
+        tokenizer.name_or_path, tokenizer.eos_token = kept, own

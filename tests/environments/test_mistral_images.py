@@ -152,7 +152,9 @@ def test_images_of_tools_stand_before_those_of_the_user(model):
         chat.start([shown("?")])
         calls = [ToolCall("add", {"a": n, "b": 2}, "") for n in (1, 2)]
         answers = [shown("See * there", OTHER, role="tool"), shown("3", role="tool")]
-        whole = chat.follow(said("")._replace(calls=calls), [*answers, *asked]).whole()
+        following = chat.follow(said("")._replace(calls=calls), [*answers, *asked])
+        whole = following.whole()
+        assert not following.rewritten
         assert chat.images == [OTHER, *[ONE] * len(asked)]
         texts = ('{"a": 1, "b": 2}', '{"a": 2, "b": 2}')
         made = [

@@ -2,15 +2,18 @@
 
 import asyncio
 import io
+from types import SimpleNamespace
 
 import pytest
+from PIL import ImageDraw
 
 from tests.environments.test_worker import Talk, call, talk
 from tests.pictures import picture, png, uri
 from tests.vision import TEMPLATE, write_wrapper
 from tramontane.config import Config
+from tramontane.config.images import ImagesConfig
 from tramontane.data.images import as_text
-from tramontane.environments.pictures import holds_images
+from tramontane.environments.pictures import holds_images, joined
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.evaluation.checkpoint import encoder_of
 from tramontane.types import PLACE, Problem
@@ -32,7 +35,7 @@ def look(at: str) -> object:
         "picture": ONE,
         "bytes": png(ONE),
         "part": {"type": "image_url", "image_url": {"url": uri(ONE)}},
-        "parts": ["Left: ", ONE, {"type": "text", "text": f", {PLACE}right: "}, OTHER, 7],
+        "parts": ["Left: ", ONE, {"type": "text", "text": f", {PLACE}right: "}, OTHER, 7, {"a": 7}],
         "path": [{"type": "image", "path": "a.png"}],
         "address": [{"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}],
         "large": picture(70, 70),
@@ -100,7 +103,7 @@ def put_text(spoken):
         ("picture", "*", as_uris(ONE)),
         ("bytes", "*", as_uris(png(ONE))),
         ("part", "*", [uri(ONE)]),
-        ("parts", "Left: *, \ufffdright: *7", as_uris(ONE, OTHER)),
+        ("parts", 'Left: *, \ufffdright: *7{"a": 7}', as_uris(ONE, OTHER)),
         ("data", '{"picture": "none"}', []),
         ("mark", "no \ufffdpicture", []),
     ],
@@ -141,7 +144,7 @@ def test_where_messages_of_tools_are_texts_the_users_follows_with_the_images(fol
     said = call("look", at="parts")
     answered, spoken = talk(worker, said)
     assert answered.ending is None, answered.reason
-    assert "tool:Left: , \ufffdright: 7\nuser:**\nassistant:" in put_text(spoken)
+    assert 'tool:Left: , \ufffdright: 7{"a": 7}\nuser:**\nassistant:' in put_text(spoken)
     worker = worker_of(folder, "Shows", tools=["look"], template=TEXT_TOOLS)
     answered, spoken = talk(worker, said, given=problem(uri(OTHER)))
     assert "user:**Beside * is *?\nassistant:" in put_text(spoken)
@@ -194,6 +197,10 @@ def test_what_is_an_image():
     image = {"type": "image", "image": ONE}
     assert holds_images(image) and holds_images([image])
     assert holds_images(png(ONE)) and not holds_images(b"text")
+    assert not holds_images(SimpleNamespace(save=print)) and not holds_images(ImageDraw.Draw(ONE))
+    for part in ({"type": "image"}, {"type": "image", "index": 0}):
+        with pytest.raises(ValueError, match="an image part needs a PIL image"):
+            joined(part, ImagesConfig().limits)
     for other in (uri(ONE), {"type": "text"}, [[ONE]], {"a": ONE}, io.BytesIO(), None):
         assert not holds_images(other)
 

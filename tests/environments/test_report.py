@@ -1,11 +1,13 @@
 """What `tramontane doctor --chat` says of templates."""
 
+import sys
+
 import pytest
 
 from tests.environments.templates import _TOOLS, SHAPES, tokenizer_of
 from tests.environments.test_chat import REWRITES
 from tramontane.data.prompts import PromptEncoder
-from tramontane.environments.report import examined
+from tramontane.environments.report import by_mistral, examined
 from tramontane.environments.template_checks import COLUMNS
 
 
@@ -75,6 +77,13 @@ def test_calls_without_an_end_are_refused_and_tools_beside_the_last_question_wri
     assert refused.state == "missing"
     assert refused.found == "the chat template has no token that ends a message with calls"
     assert (rewritten.state, rewritten.found) == ("optional", "rewritten")
+
+
+def test_mistrals_own_tokens_need_a_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mistral_common.protocol.instruct.validator", None)
+    (trait,) = by_mistral(PromptEncoder(tokenizer_of("qwen2.5")))
+    assert (trait.name, trait.state) == ("by mistral-common", "optional")
+    assert "not installed" in trait.found and "[mistral]" in trait.found
 
 
 def test_a_key_that_keeps_thoughts_is_named():

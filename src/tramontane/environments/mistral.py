@@ -225,7 +225,7 @@ class MistralChat:
         made = [
             {
                 "id": id_,
-                "function": {"name": name, "arguments": json.dumps(given, ensure_ascii=False)},
+                "function": {"name": name, "arguments": json.dumps(given)},
             }
             for id_, name, given in calls
         ]
@@ -256,8 +256,7 @@ class MistralChat:
             for each in tools:
                 each["content"] = each["content"].replace(PLACE, "")
             others = [m for m in given if m["role"] != "tool"]
-            if not others or others[0]["role"] != "user":
-                others.insert(0, {"role": "user", "content": ""})
+            others = others or [{"role": "user", "content": ""}]
             first = others[0]
             first["content"] = PLACE * len(shown) + first["content"]
             first["images"] = [*shown, *first.get("images", ())]

@@ -3,7 +3,6 @@ request, as `families` holds chat templates to their rendering."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -70,11 +69,9 @@ class MistralFamily:
         """The model's message as the library takes it."""
         said: dict[str, Any] = {**case.said()}
         thoughts = said.pop("reasoning_content", "")
-        for call in said.get("tool_calls", ()):
-            call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
         if thoughts and self.chat().thinks:
-            text = [{"type": "text", "text": case.content}] if case.content else []
-            said["content"] = [{"type": "thinking", "thinking": thoughts}, *text]
+            text = {"type": "text", "text": case.content}
+            said["content"] = [{"type": "thinking", "thinking": thoughts}, text]
         elif thoughts:
             said["content"] = self.encoder.tags.around(thoughts) + case.content
         if case.calls and not self.chat().takes_both:

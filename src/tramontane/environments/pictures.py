@@ -54,8 +54,11 @@ def joined(
             continue
         if isinstance(part, Mapping) and part.get("type") == "text":
             part = part.get("text")
-        if not isinstance(part, str) and text_of is None:
+        if isinstance(part, str):
+            text = part
+        elif text_of is not None:
+            text = text_of(part)
+        else:
             raise ValueError(f"a content part is a {type(part).__name__}: give text and images")
-        text = part if isinstance(part, str) or text_of is None else text_of(part)
         texts.append(text.replace(PLACE, "\ufffd"))
     return "".join(texts), images
