@@ -247,7 +247,7 @@ def test_a_node_that_goes_away_is_all_of_its_workers_gone(
     config = small_config(
         tmp_path,
         model=one_layer,
-        pipeline=SIZES | {"updates": 5},
+        pipeline=SIZES | {"updates": 4},
         placement={"kind": "ray", "generator": {"cpus": 5}},
     )
     train(config, QuietScreen())
