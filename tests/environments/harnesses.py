@@ -54,7 +54,7 @@ class Tokens:
     def run(self, problem, base_url):
         route = f"{base_url.removesuffix('/v1')}/inference/v1/generate"
         ids, seen = [], 0
-        for put in ([5, 6, 7], [8, 9], None):
+        for put in ([5, 6, 7], [8, 9, 8], None):
             ids = [10] if put is None else ids + put
             sampling = {"stop_token_ids": [0], "logprobs": 1, "routed_experts_prompt_start": 2}
             body = {"token_ids": ids, "sampling_params": sampling}

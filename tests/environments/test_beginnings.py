@@ -47,7 +47,7 @@ class Odd(Late):
 
 def worker(kind, **conversation):
     data = {"train": "playground:", "environment": f"{__name__}:{kind.__name__}"}
-    config = Config(model="tiny", data=data, conversation=conversation)
+    config = Config(model="other", data=data, conversation=conversation)
     return EnvironmentWorker(config, PromptEncoder(tokenizer_of("qwen2.5")))
 
 
@@ -89,8 +89,8 @@ def test_a_beginning_tells_its_chat_and_tools_and_ends_the_one_before():
     started = asyncio.run(run())
     assert Late.closed == ["Odd"] * 2
     assert (started.ending, started.reason, started.tools) == (None, "", ["look"])
-    assert started.opened == [{"role": "user", "content": "Odd start of tiny."}]
-    assert "Odd start of tiny." in tokenizer_of("qwen2.5").decode(started.prompt_ids)
+    assert started.opened == [{"role": "user", "content": "Odd start of other."}]
+    assert "Odd start of other." in tokenizer_of("qwen2.5").decode(started.prompt_ids)
 
 
 def test_a_first_prompt_has_its_limit():

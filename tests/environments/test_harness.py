@@ -138,8 +138,10 @@ def test_tokens_are_continued_where_they_extend_those_so_far():
     (earlier,), decode = spoken.earlier, spoken.tokenizer.decode
     first, second, third = spoken.turns
     assert earlier.prompt_ids == [5, 6, 7] and spoken.prompt == [10]
-    assert list(earlier.token_ids[first.end : second.start]) == [8, 9] == spoken.put[0]
-    assert first.messages == [{"role": "user", "content": decode([8, 9])}]
+    assert list(earlier.token_ids[first.end : second.start]) == [8, 9, 8] == spoken.put[0]
+    assert first.messages == [{"role": "user", "content": decode([8, 9, 8])}]
+    assert first.anew is None and not first.opened  # as it continues
+    assert second.anew == [] and second.opened == [{"role": "user", "content": decode([10])}]
     assert second.messages == [] and (third.sequence, third.start) == (1, 0)
     assert [turn.text for turn in spoken.turns] == said
     assert answered.turn.reward == sum(turn.end - turn.start for turn in spoken.turns)
@@ -164,6 +166,7 @@ def test_tokens_are_replayed():
         spoken.worker = other
         answered = await spoken.say("Three.")
         assert answered.ending == "completed", answered.reason
+        assert answered.turn.reward == sum(turn.end - turn.start for turn in spoken.turns)
         await worker.close(KEY)
 
     asyncio.run(run())
