@@ -47,7 +47,11 @@ def test_what_a_harness_gave_up_leaves_no_turn_and_no_token():
 def test_another_request_in_place_of_one_given_up_follows_what_was_read():
     given = replace(problem(**{"else": ["Uno?", "Due?"]}), effort="low")
     said = [0.6, "Unread.", "One.", 0.6, "Unread, too.", "Read."]
-    answer, whole, prompts = played(worker_of("GivesUp"), *said, given=given)
+    thought = [0.6, "Unread.", "<think>So.</think>One.", *said[3:]]
+    (answer, whole, prompts), (_, anew, _) = together(
+        play(worker_of("GivesUp"), *said, given=given),
+        play(worker_of("GivesUp", "qwen3"), *thought, given=given),
+    )
     assert answer.ending == "completed" and answer.turn.reward == 1.0
     assert [turn.text for turn in whole.turns] == ["One.", "Read."] and not whole.earlier
     assert [m["content"] for m in whole.turns[0].messages] == ["Due?"]
@@ -55,6 +59,10 @@ def test_another_request_in_place_of_one_given_up_follows_what_was_read():
     assert prompts[0] != prompts[1] == whole.prompt_ids and "Uno?" in decode(whole.prompt_ids)
     assert "Two?" not in decode(whole.token_ids)
     assert all("Be brief." in decode(prompt) for prompt in prompts)
+    # Where the template writes the chat anew without thoughts, each message is there once.
+    assert len(anew.earlier) == 1 and anew.turns[-1].text == "Read."
+    prompt = tokenizer_of("qwen3").decode(anew.prompt_ids)
+    assert [prompt.count(part) for part in ("Uno?", "One.", "Due?", "So.")] == [1, 1, 1, 0]
 
 
 def test_the_same_request_under_way_gets_the_same_answer():
