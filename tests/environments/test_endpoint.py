@@ -108,6 +108,7 @@ def ask(client: TestClient, content: Any = "1 + 1?", **keys: Any) -> Any:
 
 def joined(answer: Any) -> tuple[str, str, list[Any], dict[str, Any]]:
     """(thoughts, content, calls, last chunk's choice) of a stream."""
+    assert answer.headers["content-type"].startswith("text/event-stream")
     lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
     assert lines[-1] == "[DONE]"
     choices = [json.loads(line)["choices"][0] for line in lines[:-1]]
@@ -242,6 +243,9 @@ def test_tokens_go_in_and_out(client: TestClient, sampler: Recorded) -> None:
     shown, token = choice["logprobs"]["content"][0], choice["token_ids"][0]
     assert shown["token"] == f"token_id:{token}" and shown["logprob"] == -0.5  # of vLLM before 0.33
     assert shown["token_id"] == token and shown["top_logprobs"] == []  # and since
+    for model, status in (("tiny", 200), ("other", 404)):
+        named = client.post(f"/{KEY}/inference/v1/generate", json=body | {"model": model})
+        assert named.status_code == status
 
 
 NESTED = [
