@@ -40,7 +40,7 @@ def trained(folder, out):
     config = TrainerConfig(dtype="float32", device="cpu", learning_rate=1e-2)
     trainer = Trainer.load(str(folder), config, 2)
     before = logprobs(trainer.model)
-    trainer.step(batch())
+    trainer.step(batch(groups=2))
     trainer.save_weights(out)
     after = logprobs(trainer.model)
     assert (after - before).abs().max() > 1e-2
