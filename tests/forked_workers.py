@@ -8,6 +8,7 @@ import atexit
 import os
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,7 +53,23 @@ def _serve(link: socket.socket, variables: dict[str, str]) -> None:
 
 def serve_by_fork() -> None:
     """For `tests.warmed`: the server of this process's workers, without imports of its own."""
-    server = warm._server({})
+    _fork(warm._server({}))
+
+
+_start_anew = warm._Server._start
+
+
+def _start_by_fork(server: warm._Server) -> None:
+    """In a server: for the workers of what it forks, as of a sweep's runs. No fork where a thread
+    or a variable is in the way."""
+    if server._variables or threading.active_count() > 1:
+        _start_anew(server)
+    else:
+        _fork(server)
+
+
+def _fork(server: warm._Server) -> None:
+    """Start a server as a fork of this process."""
     server._link, theirs = socket.socketpair()
     server._link.settimeout(warm.REPLY_SECONDS)
     if os.fork():
@@ -60,6 +77,7 @@ def serve_by_fork() -> None:
         return
     server._link.close()
     warm._servers.clear()
+    warm._Server._start = _start_by_fork  # type: ignore[method-assign]
     code: object = 0
     try:
         _serve(theirs, {})
