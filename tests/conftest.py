@@ -149,9 +149,7 @@ def pytest_collection() -> Generator[None, object, object]:
     becomes garbage, and to find that takes another twentieth."""
     gc.disable()
     found = yield
-    from tramontane import garbage
-
-    garbage.keep()
+    gc.freeze()
     gc.enable()
     return found
 

@@ -18,7 +18,7 @@ ENTRY = "tramontane"  # the package itself: the functions of `import tramontane`
 
 # From the ground up. A package may import those below its own layer, and none beside it.
 LAYERS = (
-    "errors garbage imports pages statistics status temporary tokens",
+    "errors imports pages statistics status temporary tokens",
     "types",
     "batches interrupt journals loopback plugins workplace",
     "models",

@@ -11,7 +11,6 @@ import transformers.models.llama.modeling_llama  # noqa: F401
 import tramontane.trainer.objectives.magistral
 import tramontane.view.report  # noqa: F401
 from tests.forked_workers import serve_by_fork
-from tramontane import garbage
 from tramontane.placement import warm
 from tramontane.run import columns
 
@@ -26,7 +25,7 @@ def divide() -> None:
 columns.warm_up()
 # Each process would look at all that was imported, at the start of its run and at its end.
 gc.collect()
-garbage.keep()
+gc.freeze()
 serve_by_fork()
 for module in ("tramontane.verifier.worker", "tramontane.environments.process"):
     warm.load(module)

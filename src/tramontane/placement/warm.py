@@ -26,7 +26,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tramontane import garbage
 from tramontane.imports import command_of
 from tramontane.interrupt import leave_to_controller
 from tramontane.temporary import die_with_parent
@@ -330,7 +329,7 @@ def _load(module: str) -> None:
         if hasattr(loaded, "warm_up"):
             loaded.warm_up()
     gc.collect()
-    garbage.keep()  # a collection would copy the pages that forks share
+    gc.freeze()  # a collection would copy the pages that forks share
 
 
 def _report(running: dict[int, int]) -> None:

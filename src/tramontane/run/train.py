@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tramontane import garbage
 from tramontane.config import HELD_OUT, Config
 from tramontane.config.device import machine, number_types
 from tramontane.controller.conversations import start_conversations
@@ -398,7 +397,7 @@ def _frozen() -> Iterator[None]:
     """Exclude the objects loaded so far from garbage collection: libraries have a few hundred
     thousand, and a full collection stops every worker in this process for 0.2 s. If the caller has
     already frozen objects, nothing is changed."""
-    if garbage.is_kept():
+    if gc.get_freeze_count():
         yield
         return
     gc.collect()
