@@ -94,12 +94,11 @@ def check_packing(model: PreTrainedModel, dtype: torch.dtype | None = None) -> N
     sequences = short_sequences(model)
     with _evaluating(model), short_windows(model):
         model.set_attn_implementation("eager")
-        first, short, long, last = sequences
-        # Each is read where others continue it, which to a causal model is the same: equally long,
-        # they are rows of one forward.
-        rows = [first + last, (short + first + last)[: len(long)], long]
-        both, continued, whole = _logits_alone(model, rows)
-        alone = [both[: len(first)], continued[: len(short)], whole, both[len(first) :]]
+        # The first is read where the last continues it: to a causal model that is the same.
+        whole = [*sequences[1:-1], sequences[0] + sequences[-1]]
+        *others, both = [_logits_alone(model, ids) for ids in whole]
+        first, last = both.split([len(sequences[0]), len(sequences[-1])])
+        alone = [first, *others, last]
         model.set_attn_implementation(PACKED)
         packed = _packed_logits(model, sequences)
     wanted = torch.cat(alone)
@@ -135,13 +134,13 @@ def short_sequences(model: PreTrainedModel) -> list[list[int]]:
 
 
 def _logits(model: PreTrainedModel, inputs: dict[str, Any]) -> torch.Tensor:
-    """[B, N, V] float32."""
-    return model(**inputs).logits.float()
+    """[N, V] float32."""
+    return model(**inputs).logits[0].float()
 
 
-def _logits_alone(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
-    """[B, N, V] float32 of B sequences of N tokens each."""
-    ids = torch.tensor(sequences, device=model.device)
+def _logits_alone(model: PreTrainedModel, sequence: Sequence[int]) -> torch.Tensor:
+    """[N, V] float32 of one sequence."""
+    ids = torch.tensor([sequence], device=model.device)
     with transformers_fails(f"own forward of {type(model).__name__}"):
         return _logits(model, {"input_ids": ids, "use_cache": False})
 
@@ -172,7 +171,7 @@ def _packed_logits(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -
     """[N, V] float32 of the sequences in one row, the last of which continues the first."""
     inputs = pack(sequences, model.device, [*[None] * (len(sequences) - 1), 0])
     try:
-        return _logits(model, inputs)[0]
+        return _logits(model, inputs)
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError) or not _raised_by_model(error):
             raise
