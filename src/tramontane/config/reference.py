@@ -11,7 +11,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -100,7 +100,7 @@ class Entry:
     @cached_property
     def keys(self) -> list[Key]:
         """The section's keys, in the order of its source."""
-        schemas = self.section.model_json_schema()["properties"]
+        schemas = _schemas(self.section)
         return [
             Key(
                 path=".".join(part for part in (self.path, name) if part),
@@ -192,6 +192,13 @@ def markdown(roots: Mapping[str, type[Section]]) -> str:
             blocks.append(_wrapped(f"- **`{key.path}`**: {summary}.", "  "))
             blocks.append(_wrapped(text, "    ", "    "))
     return "\n\n".join(blocks) + "\n"
+
+
+@cache
+def _schemas(section: type[Section]) -> Mapping[str, Any]:
+    """The schema of each key, which is made once though the section stands in several places."""
+    schemas: Mapping[str, Any] = section.model_json_schema()["properties"]
+    return schemas
 
 
 def _heading(entry: Entry) -> str:

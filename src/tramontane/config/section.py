@@ -396,15 +396,22 @@ def descriptions(cls: type[Section]) -> dict[str, str]:
     pydantic's `use_attribute_docstrings` reads those of all sections whenever they are imported."""
     found = dict.fromkeys(cls.model_fields, "")
     for section in reversed(cls.__mro__):
-        if not issubclass(section, Section):
-            continue
-        with suppress(OSError, TypeError):  # typed at a prompt
-            [definition] = ast.parse(textwrap.dedent(inspect.getsource(section))).body
-            assert isinstance(definition, ast.ClassDef)
-            for key, text in pairwise(definition.body):
-                match key, text:
-                    case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(docstring))):
-                        found[name] = inspect.cleandoc(docstring)
+        if issubclass(section, Section):
+            found |= _own_descriptions(section)
+    return found
+
+
+@cache
+def _own_descriptions(section: type[Section]) -> dict[str, str]:
+    """Those in the section's own source, which is read once for all sections that inherit it."""
+    found: dict[str, str] = {}
+    with suppress(OSError, TypeError):  # typed at a prompt
+        [definition] = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+        assert isinstance(definition, ast.ClassDef)
+        for key, text in pairwise(definition.body):
+            match key, text:
+                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(docstring))):
+                    found[name] = inspect.cleandoc(docstring)
     return found
 
 
