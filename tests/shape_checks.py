@@ -6,7 +6,9 @@ from jaxtyping import install_import_hook
 MODULES = [
     "generator.sampling",
     "models.attention",
+    "models.families",
     "models.flash",
+    "models.latent",
     "trainer.advantages",
     "trainer.masks",
     "trainer.objectives.distill",

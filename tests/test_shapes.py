@@ -18,7 +18,10 @@ CALLING = [
     "tests/trainer/test_spo.py",
     "tests/generator/test_token_sampling.py",
     "tests/models/test_flash.py",
-    "tests/models/test_families.py",
+    "tests/models/test_packing.py",
+    "tests/models/test_families.py::"
+    "test_positions_count_from_the_start_of_a_sequence_beyond_the_check_s",
+    "tests/generator/test_attention_kinds.py::test_kept_latents_are_those_of_earlier_weights",
 ]
 
 
