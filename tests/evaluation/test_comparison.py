@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -128,7 +129,7 @@ def test_two_models_on_two_suites_and_an_interrupted_comparison_continues(noisy,
     assert (whole / "comparison.md").read_text() == markdown(found)
 
     # A process that was killed: one whole file, one cut within a line, two that are missing.
-    compare(noisy, gsm8k, cut, problems=6)
+    shutil.copytree(whole, cut)
     for name in ("tiny", "noisy"):
         (cut / f"gsm8k/{name}.jsonl").unlink()
     torn = cut / "playground/noisy.jsonl"
