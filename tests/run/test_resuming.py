@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests import forked
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
 
@@ -90,10 +91,11 @@ def test_the_command_continues_a_script_with_a_class_of_its_own(
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "elsewhere").mkdir()
     options = {"cwd": tmp_path / "elsewhere", "capture_output": True, "text": True}
-    command = [sys.executable, tmp_path / "script.py", "mine", one_layer]
-    script = subprocess.run(command, **options)  # type: ignore[call-overload]
-    resume = script.stdout.partition("stopped; continue with: ")[2].strip()
-    assert resume, script.stderr
+    script = forked.Command(
+        str(tmp_path / "script.py"), "mine", one_layer, folder=tmp_path / "elsewhere"
+    )
+    resume = script.communicate().partition("stopped; continue with: ")[2].strip()
+    assert resume, script.printed
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     resumed = subprocess.run(resume, shell=True, env={**os.environ, "PATH": path}, **options)  # type: ignore[call-overload]
     assert resumed.returncode == 0, resumed.stderr
