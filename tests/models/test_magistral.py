@@ -1,8 +1,8 @@
 """A checkpoint of Magistral Small's shape, as it is published, through the commands."""
 
 import json
-import subprocess
-import sys
+import re
+import time
 from pathlib import Path
 
 import httpx
@@ -13,12 +13,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from typer.testing import CliRunner
 
+from tests import forked
 from tests.magistral import write_magistral
 from tests.paths import ROOT
 from tramontane.cli import app
 from tramontane.models.wrapped import PARENT
 
-SECONDS = 120.0  # limit of a server's start, and of an answer
+SECONDS = 120.0  # limit of a server's answer
 SMALL = [
     "pipeline.updates=2", "pipeline.n_async=16", "pipeline.n_batch=16", "pipeline.group_size=4",
     "pipeline.l_max=24", "pipeline.l_cache=8", "trainer.microbatch_tokens=1024",
@@ -72,17 +73,18 @@ def check_export(folder: Path, parent: str) -> None:
 
 
 def check_served(parent: str) -> None:
-    command = [sys.executable, "-m", "tramontane", "serve", parent, "--max-tokens", "8"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            address = process.stdout.readline().strip()
-            body = {"model": parent, "messages": [{"role": "user", "content": "Hi"}], "seed": 1}
-            answer = httpx.post(f"{address}/chat/completions", json=body, timeout=SECONDS)
-            assert answer.status_code == 200, answer.text
-            assert 1 <= len(answer.json()["choices"][0]["token_ids"]) <= 8
-        finally:
-            process.kill()
+    server = forked.Command("serve", parent, "--max-tokens", "8")
+    try:
+        while not (found := re.search(r"^http://\S+$", server.printed, re.M)):
+            assert server.poll() is None, server.printed
+            time.sleep(0.05)
+        body = {"model": parent, "messages": [{"role": "user", "content": "Hi"}], "seed": 1}
+        answer = httpx.post(f"{found[0]}/chat/completions", json=body, timeout=SECONDS)
+        assert answer.status_code == 200, answer.text
+        assert 1 <= len(answer.json()["choices"][0]["token_ids"]) <= 8
+    finally:
+        server.process.kill()
+        server.wait()
 
 
 @pytest.mark.slow(30)
