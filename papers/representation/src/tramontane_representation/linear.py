@@ -90,18 +90,25 @@ def velocity(method: Method, dynamics: np.ndarray, phi: np.ndarray) -> np.ndarra
     |A|⁻¹ Σ_a (I − ΦΦᵀ)T_aΦΦᵀT_aᵀΦ. Written with the exact predictors it conserves ΦᵀΦ from any
     start of full rank. It is −states/2 times the semi-gradient of `loss`.
     """
-    return _velocity(method_dynamics(method, dynamics), phi)
+    return _velocity(_rows(method_dynamics(method, dynamics)), phi)
 
 
-def _velocity(matrices: np.ndarray, phi: np.ndarray) -> np.ndarray:
+def _rows(matrices: np.ndarray) -> np.ndarray:
+    """Matrices of all actions with the same row of each next to each other: [draws, states ·
+    actions, states]. One product for each draw then has T_aΦ of all actions side by side."""
     draws, actions, states, _ = matrices.shape
-    width = phi.shape[-1]
-    # Matrices of all actions next to each other: three products for each draw.
-    moved = matrices.reshape(draws, actions * states, states) @ phi
-    moved = moved.reshape(draws, actions, states, width).swapaxes(1, 2)
-    moved = np.ascontiguousarray(moved).reshape(draws, states, actions * width)
-    transposed = np.swapaxes(phi, -1, -2)
-    chosen = np.linalg.solve(transposed @ phi, transposed @ moved)  # [draws, k, actions · k]
+    return matrices.swapaxes(1, 2).reshape(draws, states * actions, states)
+
+
+def _velocity(rows: np.ndarray, phi: np.ndarray) -> np.ndarray:
+    draws, states, width = phi.shape
+    moved = (rows @ phi).reshape(draws, states, -1)
+    actions = moved.shape[-1] // width
+    # A copy: of a matrix and its transpose, NumPy makes half a product and mirrors it, slowly.
+    transposed = np.ascontiguousarray(np.swapaxes(phi, -1, -2))
+    gram, inner = transposed @ phi, transposed @ moved
+    # [draws, k, actions · k]. An inverse of k columns takes half of the time of more columns.
+    chosen = np.linalg.solve(gram, inner) if actions == 1 else np.linalg.inv(gram) @ inner
     stacked = chosen.reshape(draws, width, actions, width).transpose(0, 2, 3, 1)
     stacked = stacked.reshape(draws, actions * width, width)  # rows: P_aᵀ, action after action
     return np.asarray((moved - phi @ chosen) @ stacked / actions)
@@ -140,31 +147,31 @@ def flow(
     Returns:
         [times, draws, states, k].
     """
-    matrices = method_dynamics(method, dynamics)
+    rows = _rows(method_dynamics(method, dynamics))
     blocks = [slice(first, first + BLOCK) for first in range(0, len(phi), BLOCK)]
     return np.concatenate(
-        [_solution(matrices[block], phi[block], times, max_step) for block in blocks], axis=1
+        [_solution(rows[block], phi[block], times, max_step) for block in blocks], axis=1
     )
 
 
 def _solution(
-    matrices: np.ndarray, phi: np.ndarray, times: Sequence[float], max_step: float
+    rows: np.ndarray, phi: np.ndarray, times: Sequence[float], max_step: float
 ) -> np.ndarray:
     found, now = [], 0.0
     for end in times:
         steps = int(np.ceil((end - now) / max_step))
         for _ in range(steps):
-            phi = _runge_kutta(matrices, phi, (end - now) / steps)
+            phi = _runge_kutta(rows, phi, (end - now) / steps)
         now = end
         found.append(phi)
     return np.stack(found)
 
 
-def _runge_kutta(matrices: np.ndarray, phi: np.ndarray, step: float) -> np.ndarray:
-    first = _velocity(matrices, phi)
-    second = _velocity(matrices, phi + step / 2 * first)
-    third = _velocity(matrices, phi + step / 2 * second)
-    fourth = _velocity(matrices, phi + step * third)
+def _runge_kutta(rows: np.ndarray, phi: np.ndarray, step: float) -> np.ndarray:
+    first = _velocity(rows, phi)
+    second = _velocity(rows, phi + step / 2 * first)
+    third = _velocity(rows, phi + step / 2 * second)
+    fourth = _velocity(rows, phi + step * third)
     return phi + step / 6 * (first + 2 * second + 2 * third + fourth)
 
 
