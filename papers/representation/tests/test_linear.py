@@ -253,11 +253,11 @@ def test_the_best_of_many_starts_is_the_named_eigenspace_of_pi() -> None:
     named = named_eigenspace("pi", dynamics, 4)
     few, many = (
         limits("pi", dynamics, starts=starts, time=time, width=4, seed=0)
-        for starts, time in ((8, 150), (64, 300))
+        for starts, time in ((8, 150), (32, 300))
     )
     ends = [few[:, 0], *(best_start("pi", dynamics, found) for found in (few, many))]
     reached = [np.mean(subspace_distance(end, named) < 0.05) for end in ends]
-    assert reached == pytest.approx([0.17, 0.55, 0.97], abs=0.02)
+    assert reached == pytest.approx([0.17, 0.55, 1], abs=0.02)
 
 
 @pytest.mark.slow
