@@ -47,10 +47,10 @@ class Client(threading.Thread):
 
 
 @pytest.mark.slow
-def test_clients_are_answered_and_what_is_trained_on_stays(tmp_path: Path) -> None:
+def test_clients_are_answered_and_what_is_trained_on_stays(tmp_path: Path, one_layer: str) -> None:
     sizes = {"updates": 3, "max_staleness": 0, "diversity": "none"}
     generator = {"serve": {"completions": 4}, "dtype": "float32"}
-    config = small_config(tmp_path / "served", pipeline=sizes, generator=generator)
+    config = small_config(tmp_path / "served", model=one_layer, pipeline=sizes, generator=generator)
     client = Client(tmp_path / "served")
     client.start()
     train(config, QuietScreen())
@@ -64,7 +64,10 @@ def test_clients_are_answered_and_what_is_trained_on_stays(tmp_path: Path) -> No
         assert len(answer["token_ids"]) == len(answer["token_logprobs"]) <= 24
     check_ledger(tmp_path / "served", config)
     generator = {"dtype": "float32"}
-    train(small_config(tmp_path / "alone", pipeline=sizes, generator=generator), QuietScreen())
+    train(
+        small_config(tmp_path / "alone", model=one_layer, pipeline=sizes, generator=generator),
+        QuietScreen(),
+    )
     served, alone = rollouts(tmp_path / "served"), rollouts(tmp_path / "alone")
     places = [
         [(r["update"], r["group"], r["index"], r["problem"]) for r in rows]
