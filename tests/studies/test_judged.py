@@ -57,10 +57,10 @@ def test_a_judge_learns_from_batches_as_from_whole_ones(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("forked_workers")  # the judge's has torch
 def test_an_arm_is_judged_and_measured_and_may_be_called_again(tmp_path, monkeypatch):
     monkeypatch.setattr("tramontane.studies.judged.HELD_BACK", 60)
-    sizes = {"pipeline.n_async": 32, "pipeline.n_batch": 16, "pipeline.group_size": 8}
+    sizes = {"pipeline.n_async": 16, "pipeline.n_batch": 8, "pipeline.group_size": 4}
     sizes |= {"pipeline.l_max": 96, "pipeline.l_cache": 32}
-    sizes |= {"evaluation.before": False, "evaluation.samples": 1}
-    keys = {"rater": "hasty", "watched": True, "updates": 3, "answers": 140, "problems": 8,
+    sizes |= {"evaluation.before": False, "evaluation.problems": 8, "evaluation.samples": 1}
+    keys = {"rater": "hasty", "watched": True, "updates": 3, "answers": 100, "problems": 4,
             "levels": [2, 3], "config": sizes}  # fmt: skip
     folder = tmp_path / "watched/seed_0"
     found = judged(keys, 0, folder)
