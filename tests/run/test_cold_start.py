@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from tests.runs import small_config
@@ -47,6 +48,17 @@ def weights(folder: Path) -> Mapping[str, Any]:
     return load_file(folder / "model.safetensors")
 
 
+class CountsThreads(QuietScreen):
+    """Notes how many threads torch uses in the cold start."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        if name == "cold start":
+            self.threads.append(torch.get_num_threads())
+
+
 class StopsTheStart(QuietScreen):
     """Interrupts the run, as Ctrl-C does, after the second step of the cold start."""
 
@@ -57,12 +69,15 @@ class StopsTheStart(QuietScreen):
 
 @pytest.mark.slow(28)
 def test_base_start_and_end_are_measured_and_an_interrupted_start_goes_on(
-    tmp_path: Path, one_layer: str
+    tmp_path: Path, one_layer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     whole.mkdir()
     stopped.mkdir()
-    result = train(config_of(whole, one_layer), QuietScreen())
+    screen = CountsThreads()
+    result = train(config_of(whole, one_layer), screen)
+    assert screen.threads and {*screen.threads} == {1}  # of each step, on however many cores
     run = result.run_dir
     summary = json.loads((run / "summary.json").read_text())
     for name in ("base", "sft", "rl"):

@@ -56,6 +56,13 @@ def supervised_config(config: Config, output: Path) -> SFTConfig:
     return SFTConfig.model_validate(settings | of_run)
 
 
+def _cores() -> int:
+    """The cores that this process may use: all that the system lets it have, or as many as
+    OMP_NUM_THREADS says, as in a study's runs beside each other."""
+    cores, wanted = len(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS", "")
+    return min(cores, int(wanted)) if wanted.isdecimal() else cores
+
+
 def fine_tune(config: Config, folder: RunFolder, screen: Screen, interrupt: Interrupt) -> None:
     """Fine-tune the base model into `folder.sft`, or finish an earlier session's fine-tuning.
 
@@ -70,8 +77,8 @@ def fine_tune(config: Config, folder: RunFolder, screen: Screen, interrupt: Inte
     def show(metrics: SFTMetrics) -> None:
         screen.phase("cold start", metrics.step, settings.steps)
 
-    # All cores, since no generator runs during the cold start; the trainer's threads share them.
-    threads = max(1, len(os.sched_getaffinity(0)) // settings.threads)
+    # No generator runs during the cold start; the trainer's threads share the cores.
+    threads = max(1, _cores() // settings.threads)
     with (
         folder.writing(unfinished),
         torch_threads(threads),
