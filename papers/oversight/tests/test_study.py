@@ -9,6 +9,7 @@ import pytest
 
 from tramontane import InputError
 from tramontane.studies.study import load_study
+from tramontane_oversight.studies import arm
 from tramontane_oversight.studies.arm import TAUGHT, run_arm, taught_model
 
 STUDY = load_study("oversight")
@@ -67,7 +68,10 @@ def test_a_model_of_other_lessons_is_refused(
 
 
 @pytest.mark.slow
-def test_the_runs_of_a_study_share_a_model_that_the_first_one_makes(tmp_path: Path) -> None:
+def test_the_runs_of_a_study_share_a_model_that_the_first_one_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(arm.SFT, "batch_tokens", 1024)
     keys = keys_of(
         "debate", questions=2, rounds=1, lessons=20, drills=20, drill_steps=2, lesson_steps=2
     )
