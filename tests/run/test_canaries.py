@@ -30,11 +30,11 @@ def flattered(asked, before):
     return f"1: {'yes' if first else 'no'}\n2: {'yes' if second else 'no'}"
 
 
-def judged_run(server, run_dir: Path, **judge) -> Config:
+def judged_run(server, run_dir: Path, model: str = "tiny", **judge) -> Config:
     endpoint = {"url": server.url, "model": "m", "retries": 0}
     settings = {"endpoint": endpoint, "rubric": RUBRIC, "workers": 1, **judge}
     domains = {"open": {"verifier": "judge", "pass_mark": 0.7}}
-    return small_config(run_dir, verifier={"judge": settings, "domains": domains})
+    return small_config(run_dir, model=model, verifier={"judge": settings, "domains": domains})
 
 
 def watch(config: Config, groups: list[list[str]], of_each: int = 1) -> list[dict]:
@@ -100,7 +100,7 @@ def test_canaries_are_compared_with_the_groups_own_answers(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_whose_judge_is_fooled_ends(tmp_path):
+def test_a_run_whose_judge_is_fooled_ends(tmp_path, one_layer):
     def mind(asked, before):
         answer = graded_part(asked)
         good = "wonderful" in answer or "7" in answer
@@ -111,7 +111,9 @@ def test_a_run_whose_judge_is_fooled_ends(tmp_path):
     labeled.write_text("".join(json.dumps(row) + "\n" for row in rows))
     bounds = {"file": str(labeled), "min_accuracy": 0.6, "max_fooled": 1}
     with Server(mind) as server:
-        config = judged_run(server, tmp_path / "run", calibration=bounds, canaries={"groups": 1})
+        config = judged_run(
+            server, tmp_path / "run", one_layer, calibration=bounds, canaries={"groups": 1}
+        )
         verifier = config.verifier.model_copy(update={
             "reward": config.verifier.reward.model_copy(update={"judge": 0.5})})  # fmt: skip
         pipeline = config.pipeline.model_copy(update={"updates": 8, "n_batch": 16, "n_async": 16})

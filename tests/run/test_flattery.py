@@ -58,7 +58,7 @@ def test_a_rise_of_scores_alone_is_a_warning(tmp_path, scores, rights, liked):
 
 
 @pytest.mark.slow
-def test_a_run_warns_at_its_end(tmp_path):
+def test_a_run_warns_at_its_end(tmp_path, one_layer):
     """A judge that likes everything, once it has graded some."""
 
     def mind(asked, before):
@@ -68,6 +68,7 @@ def test_a_run_warns_at_its_end(tmp_path):
         config = judged_config(
             tmp_path / "run",
             server.url,
+            model=one_layer,
             pipeline={"updates": 6, "diversity": "none"},
             trainer={"learning_rate": 1e-9},
         )

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 from tests.controller.test_pipeline import check_ledger
 from tests.runs import small_config
 from tramontane.errors import InputError
-from tramontane.models.names import resolve
 from tramontane.run.changes import open_run
 from tramontane.run.prepare import prepare
 from tramontane.run.screen import QuietScreen
@@ -29,9 +28,13 @@ ADAPTERS = {
 
 
 @pytest.mark.slow
-def test_run_trains_adapters_passes_the_gate_and_resumes(tmp_path: Path) -> None:
+def test_run_trains_adapters_passes_the_gate_and_resumes(tmp_path: Path, one_layer: str) -> None:
     config = small_config(
-        tmp_path, trainer=ADAPTERS, pipeline={"max_staleness": 2}, checkpoint={"every": 2}
+        tmp_path,
+        model=one_layer,
+        trainer=ADAPTERS,
+        pipeline={"max_staleness": 2},
+        checkpoint={"every": 2},
     )
     # The gate compares log-probs at the start, and again with the weights of the first update.
     train(config, QuietScreen())
@@ -41,10 +44,10 @@ def test_run_trains_adapters_passes_the_gate_and_resumes(tmp_path: Path) -> None
     check_ledger(tmp_path, config)
 
     weights = load_file(result.weights / "model.safetensors")
-    base = load_file(Path(resolve("tiny")) / "model.safetensors")
+    base = load_file(Path(one_layer) / "model.safetensors")
     changed = [name for name in base if not torch.equal(base[name].float(), weights[name].float())]
     assert changed and all("_proj" in name for name in changed)
-    model = AutoModelForCausalLM.from_pretrained(resolve("tiny"), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(one_layer, dtype=torch.float32)
     loaded = PeftModel.from_pretrained(model, result.weights.parent / "adapter")
     merged = loaded.merge_and_unload().state_dict()
     for name, weight in weights.items():

@@ -40,10 +40,12 @@ from tramontane.view.report import write_report
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
-def test_two_ranks_train_what_one_does(tmp_path: Path) -> None:
+def test_two_ranks_train_what_one_does(tmp_path: Path, one_layer: str) -> None:
     sizes = {"updates": 1, "n_batch": 16, "n_minibatch": 8, "max_staleness": 0}
     for ranks in (1, 2):
-        config = small_config(tmp_path / str(ranks), pipeline=sizes, trainer={"ranks": ranks})
+        config = small_config(
+            tmp_path / str(ranks), model=one_layer, pipeline=sizes, trainer={"ranks": ranks}
+        )
         train(config, QuietScreen())
     one, two = weights(tmp_path / "1", 1), weights(tmp_path / "2", 1)
     assert one.keys() == two.keys()
@@ -145,14 +147,16 @@ def test_a_run_that_is_measured_after_training_only(tmp_path: Path, one_layer: s
 
 
 @pytest.mark.slow
-def test_a_file_of_own_problems_moves_the_weights(tmp_path: Path) -> None:
+def test_a_file_of_own_problems_moves_the_weights(tmp_path: Path, one_layer: str) -> None:
     file = tmp_path / "own.jsonl"
     rows = [{"id": f"own-{n}", "problem": f"What is {n} + 4?", "answer": str(n + 4)}
             for n in range(2, 42)]  # fmt: skip
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     updates: list[float] = []
     result = tramontane.train(
-        small_config(tmp_path / "run", data={"train": str(file)}, pipeline={"n_batch": 16}),
+        small_config(
+            tmp_path / "run", model=one_layer, data={"train": str(file)}, pipeline={"n_batch": 16}
+        ),
         quiet=True,
         report=False,
         on_update=lambda metrics: updates.append(metrics["grad_norm"]),
@@ -165,7 +169,7 @@ def test_a_file_of_own_problems_moves_the_weights(tmp_path: Path) -> None:
     trained = {row["problem_id"] for row in rollouts(result.run_dir) if row["filtered"] is None}
     assert trained <= {row["id"] for row in rows} and len(trained) > 1
     # Adam's first steps move each weight that has a gradient by about the learning rate.
-    before = load_model("tiny").state_dict()
+    before = load_model(one_layer).state_dict()
     after = load_file(result.weights / "model.safetensors")
     moved = max(float((after[name] - before[name]).abs().max()) for name in after)
     assert 1e-5 < moved < 1e-3
