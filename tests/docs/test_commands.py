@@ -278,8 +278,8 @@ def test_the_task_of_ones_own_is_learned_from(
     )
     assert (len(train_rows), len(test_rows)) == (1000, 64)
     assert not set(train_rows) & set(test_rows)
-    short = ["pipeline.updates=6", "evaluation.problems=16", "evaluation.samples=2"]
-    short += ["pipeline.n_batch=64", "pipeline.n_async=96"]
+    short = ["pipeline.updates=6", "evaluation.problems=2", "evaluation.samples=2"]
+    short += ["pipeline.n_batch=64", "pipeline.n_async=64"]
     result = train("own.yaml", short, quiet=True, report=False)
     rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").open()]
     first, last = rows[:2], rows[-2:]
