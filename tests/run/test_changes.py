@@ -41,7 +41,8 @@ def train(config: Config | None = None, stop_after: int = 0, **keywords: Any) ->
 def test_changes_take_effect_are_recorded_and_shown(tmp_path: Path, one_layer: str) -> None:
     run = tmp_path / "run"
     trainer = {"learning_rate": 1e-3, "schedule": "linear", "microbatch_tokens": 2048}
-    config = small_config(run, model=one_layer, pipeline=SIZES, trainer=trainer)
+    sizes = SIZES | {"l_max": 48, "diversity": "none"}
+    config = small_config(run, model=one_layer, pipeline=sizes, trainer=trainer)
     assert not train(config, stop_after=1).finished
     done = len(RunFolder(run).metrics())
     overrides = [
@@ -93,10 +94,11 @@ def test_changes_take_effect_are_recorded_and_shown(tmp_path: Path, one_layer: s
 
 
 @pytest.mark.slow
-def test_a_run_without_updates_begins_again_with_any_change(tmp_path: Path) -> None:
+def test_a_run_without_updates_begins_again_with_any_change(tmp_path: Path, one_layer: str) -> None:
     run = tmp_path / "run"
     config = cut_short(
         run,
+        model=one_layer,
         data={"eval": "playground:"},
         evaluation={"problems": 4, "samples": 2},
     )

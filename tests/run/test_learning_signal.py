@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -306,7 +305,7 @@ class Watcher(QuietScreen):
         self.warnings.append(text)
 
 
-def cut_short(folder: Path, **sections: Mapping[str, Any]) -> Config:
+def cut_short(folder: Path, **sections: Any) -> Config:
     """A run whose completions are too short for the format."""
     sizes = {"l_max": 4, "l_cache": 0, "max_groups_without_signal": 6}
     return small_config(folder, pipeline=sizes, **sections)

@@ -117,8 +117,10 @@ def counts(tmp_path: Path, policy: str) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_a_run_without_rollouts_has_a_report_and_no_audit(tmp_path: Path) -> None:
-    config = small_config(tmp_path, rollouts="none", pipeline={"updates": 1, "n_batch": 16})
+def test_a_run_without_rollouts_has_a_report_and_no_audit(tmp_path: Path, one_layer: str) -> None:
+    config = small_config(
+        tmp_path, model=one_layer, rollouts="none", pipeline={"updates": 1, "n_batch": 16}
+    )
     train(config, QuietScreen())
     assert files(RunFolder(tmp_path).rollouts) == []
     assert write_report(tmp_path).is_file()
@@ -143,8 +145,8 @@ def test_a_trained_group_has_the_trainers_advantages_and_log_ratios(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_runs_rollouts_hold_what_its_metrics_say(tmp_path: Path) -> None:
-    config = small_config(tmp_path, pipeline={"updates": 2, "n_minibatch": 8})
+def test_a_runs_rollouts_hold_what_its_metrics_say(tmp_path: Path, one_layer: str) -> None:
+    config = small_config(tmp_path, model=one_layer, pipeline={"updates": 2, "n_minibatch": 8})
     train(config, QuietScreen())
     for metrics in RunFolder(tmp_path).metrics():
         rows = list(read_rollouts(tmp_path / "rollouts" / file_name(metrics["update"])))
