@@ -120,7 +120,7 @@ def test_synchronous_stages_give_the_same_bits_through_resumptions(
     """The run is resumed at the end of the first stage, and in the middle of the second."""
     sections: dict[str, Any] = {
         "model": one_layer,
-        "pipeline": SIZES | {"max_staleness": 0, "updates": 4},
+        "pipeline": SIZES | {"max_staleness": 0, "updates": 4, "l_max": 64},
         "stages": [{**STAGES[0], "until": {"at_ceiling": 0.01, "window": 2}}, STAGES[1]],
         "data": {"limit": 30, "curriculum": {"retire_after": 1, "too_hard": {"after": 1}}},
         "checkpoint": {"every": 1},

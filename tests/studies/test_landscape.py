@@ -39,7 +39,7 @@ def test_a_run_has_a_landscape_and_a_stopped_one_continues(tmp_path, one_layer):
             run,
             model=one_layer,
             data={"eval": "playground:"},
-            pipeline={"updates": 3, "diversity": "none"},
+            pipeline={"updates": 3, "n_batch": 8, "l_max": 64, "diversity": "none"},
             evaluation={"problems": 4, "samples": 2},
             checkpoint={"every": 1, "keep": 9, "weights_dtype": "float32"},
         ),
