@@ -52,10 +52,10 @@ def medium(out):
     return MediumRecipe.model_validate(raw)
 
 
-def small(out, teacher):
+def small(out, teacher, model="tiny"):
     raw = {
         "out": str(out),
-        "model": "tiny",
+        "model": model,
         "teacher": str(teacher),
         "harvest": {"early": 0},
         "answers": {"source": "playground:", "problems": 4, "samples": 2, "max_tokens": 64},
@@ -101,7 +101,7 @@ def killed_at(recipe, moment):
 
 
 @pytest.mark.slow
-def test_medium_then_small_through_kills_within_and_between_steps(tmp_path):
+def test_medium_then_small_through_kills_within_and_between_steps(tmp_path, one_layer):
     facts = run(medium(tmp_path / "medium"))
     assert facts["1_rl"]["updates"] == 2
     teacher = tmp_path / "medium/1_rl/run"
@@ -111,7 +111,7 @@ def test_medium_then_small_through_kills_within_and_between_steps(tmp_path):
     assert "| playground pass@1 |" in report
     assert "| | start | RL |" in report
 
-    recipe, out = small(tmp_path / "small", teacher), tmp_path / "small"
+    recipe, out = small(tmp_path / "small", teacher, one_layer), tmp_path / "small"
     times = {}
     for moment in ("fine-tuning", "update", "between"):
         killed = forked.start(killed_at, recipe.model_dump_json(), moment)
@@ -134,7 +134,7 @@ def test_medium_then_small_through_kills_within_and_between_steps(tmp_path):
     kept = {path.name for path in (out / "4_sft/model/checkpoints").iterdir()}
     assert kept == {f"step_{facts['4_sft']['steps'] // 2}", f"step_{facts['4_sft']['steps']}"}
     assert facts["5_select"]["best"] in kept
-    for step, start in (("6_rl", facts["5_select"]["weights"]), ("7_rl_only", "tiny")):
+    for step, start in (("6_rl", facts["5_select"]["weights"]), ("7_rl_only", one_layer)):
         rows = [json.loads(line) for line in (out / step / "run/metrics.jsonl").open()]
         assert [row["update"] for row in rows] == [1, 2]
         config = read_settings(out / step / "run/config.yaml")
@@ -145,6 +145,7 @@ def test_medium_then_small_through_kills_within_and_between_steps(tmp_path):
     assert "| | start | teacher | SFT | RL | SFT+RL |" in report
     assert (out / "report.html").read_text().count("<th") == 6
     mixture = facts["3_mixture"]
+    assert mixture["2_answers"] and mixture["general"]
     assert mixture["general"] == round(0.1 / 0.9 * (mixture["examples"] - mixture["general"]))
     changed = recipe.model_copy(update={"rl_only": False})
     with pytest.raises(InputError, match="already started with different settings \\(rl_only\\)"):
