@@ -23,11 +23,11 @@ def test_a_short_run_raises_every_reward(
         request.getfixturevalue("vllm_environment")
     config = small_config(
         tmp_path,
-        data={"playground": {"levels": [2, 4], "languages": ["en", "fr", "de", "ru"]}},
+        data={"playground": {"levels": [1, 3], "languages": ["en", "fr", "de", "ru"]}},
         pipeline={
             "updates": 10,
-            "n_async": 64,
-            "n_batch": 64,
+            "n_async": 96,
+            "n_batch": 96,
             "group_size": 16,
             "max_staleness": 0,  # repeatable: a test must not hang on timing
             "l_max": 160,
@@ -43,7 +43,7 @@ def test_a_short_run_raises_every_reward(
         return sum(row[key] for row in rows) / len(rows)
 
     first, last = slice(0, 3), slice(-3, None)
-    # With seeds 0 and 1 a run of this size gained 0.36 and 0.32.
+    # With seeds 0 and 1 a run of this size gained 0.38 and 0.28.
     assert mean("pass_rate", last) > mean("pass_rate", first) + 0.15
     assert mean("format_rate", last) > mean("format_rate", first)
     assert mean("thinking_tokens", last) > mean("thinking_tokens", first)
