@@ -217,32 +217,27 @@ def test_a_wait_that_lasts_too_long_is_named_with_the_state_of_the_run(forty: Pa
         Run(settings, Noting(), verifiers=Hanging())
 
 
+async def fails_when_it_is_to_end(batch: Batch, made: TrainBatch) -> None:
+    if batch.version:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise ValueError("at its end")
+
+
 def test_an_error_ends_the_tasks_and_their_errors_are_not_reported(forty: Path) -> None:
     """The first error is raised; a task that fails when it is to end adds none."""
-
-    async def annotate(batch: Batch, made: TrainBatch) -> None:
-        if batch.version:
-            try:
-                await asyncio.sleep(60)
-            finally:
-                raise ValueError("at its end")
 
     def finish(batch: Batch, made: TrainBatch) -> None:
         raise RuntimeError("first")
 
     with pytest.raises(RuntimeError, match="first"):
-        Run(config(forty), Noting(), annotate=annotate, finish=finish)
+        Run(config(forty), Noting(), annotate=fails_when_it_is_to_end, finish=finish)
 
 
 def test_a_task_that_fails_when_a_run_ends_is_not_reported_either(forty: Path) -> None:
-    async def annotate(batch: Batch, made: TrainBatch) -> None:
-        if batch.version:
-            try:
-                await asyncio.sleep(60)
-            finally:
-                raise ValueError("at its end")
-
-    run = Run(config(forty, pipeline={"updates": 9}), Noting(stops=1), annotate=annotate)
+    settings = config(forty, pipeline={"updates": 9})
+    run = Run(settings, Noting(stops=1), annotate=fails_when_it_is_to_end)
     gc.collect()  # what nothing takes is told then
     assert [update.number for update in run.seen] == [1] and not run.unheard_of
 

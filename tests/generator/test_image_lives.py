@@ -49,7 +49,7 @@ def versions(request, tmp_path_factory):
 
 class Life:
     """Conversations that come, are cancelled, park, go on with images and fork, while weights
-    change. What goes on is checked with what follows it, which has all of its tokens and log-probs.
+    change. A turn that is continued is checked as part of its continuation, which repeats it whole.
 
     Args:
         versions: see the fixture.
@@ -57,7 +57,7 @@ class Life:
         **options: of the engine.
 
     Attributes:
-        ended: how many turns ended, each of which is checked.
+        ended: how many turns ended; all are checked.
         shown: how many of them followed images behind a turn.
     """
 

@@ -243,7 +243,7 @@ class MistralChat:
         return self._encode()
 
     def _id_at(self, ids: Sequence[str], number: int) -> str:
-        """The id of an answer in the order of the calls, of which there may be fewer."""
+        """The id for a tool's answer by its position; there may be more answers than calls."""
         return ids[number] if number < len(ids) else call_id(self._turns - 1, number)
 
     def _put(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
