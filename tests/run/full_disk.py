@@ -2,6 +2,7 @@
 test_folder_faults in a process whose mounts are its own."""
 
 import ctypes
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from tests.controller.test_pipeline import check_ledger
 from tests.runs import small_config
 from tramontane import InputError, train
+from tramontane.config import Config
 from tramontane.run.folder import RunFolder
 
 MIB = 1 << 20
@@ -30,7 +32,18 @@ def main(disk: Path, model: str) -> None:
         pipeline={"updates": 3, "n_batch": 16},
         checkpoint={"every": 1, "keep": 3},
     )
+    # In a process of its own: the lease that no process can remove ends with it.
+    faults = multiprocessing.get_context("fork").Process(target=meet_faults, args=(folder, config))
+    faults.start()
+    faults.join()
+    assert faults.exitcode == 0
+    assert train(resume=folder.path, quiet=True, report=False).finished
+    check_ledger(folder.path, config)
 
+
+def meet_faults(folder: RunFolder, config: Config) -> None:
+    """A disk that has too little room and, once it has enough, turns read-only."""
+    disk = folder.path.parent
     mount("-t", "tmpfs", "-o", "size=16m", "tmpfs", disk)
     with pytest.raises(InputError) as full:
         train(config, quiet=True, report=False)
@@ -63,8 +76,6 @@ def main(disk: Path, model: str) -> None:
         train(resume=folder.path, quiet=True, report=False, on_update=fail)
     subprocess.run(["umount", str(disk)], check=True)
     assert [m["update"] for m in folder.metrics()] == [1, 2]
-    assert train(resume=folder.path, quiet=True, report=False).finished
-    check_ledger(folder.path, config)
 
 
 def own_mounts() -> None:

@@ -19,6 +19,7 @@ import yaml
 from rich.console import Console
 
 import tramontane
+from tests import forked
 from tests.controller.test_pipeline import check_ledger
 from tests.forked import Command
 from tests.run import full_disk
@@ -396,11 +397,9 @@ def test_a_full_disk_ends_the_run_with_what_was_done_and_it_can_be_resumed(
     assert done.wait() == 0, printed
 
 
-@pytest.mark.slow
-def test_a_folder_that_moves_under_a_run_is_named_and_the_run_can_be_resumed(
-    tmp_path: Path, one_layer: str
-) -> None:
-    folder, moved = tmp_path / "run", tmp_path / "moved"
+def train_moved(config: str, moved: Path) -> None:
+    """A run, by its config as JSON, whose folder moves at its second update."""
+    folder = Path(Config.model_validate_json(config).run_dir)
 
     def move(metrics: Mapping[str, Any]) -> None:
         if metrics["update"] == 2:
@@ -408,7 +407,17 @@ def test_a_folder_that_moves_under_a_run_is_named_and_the_run_can_be_resumed(
 
     message = rf"^{folder}: no longer there \(moved or deleted\?\); put it back, then continue with"
     with pytest.raises(InputError, match=message):
-        tramontane.train(config_of(folder, one_layer), quiet=True, on_update=move)
+        tramontane.train(Config.model_validate_json(config), quiet=True, on_update=move)
+
+
+@pytest.mark.slow
+def test_a_folder_that_moves_under_a_run_is_named_and_the_run_can_be_resumed(
+    tmp_path: Path, one_layer: str
+) -> None:
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+    # In a process of its own: the lease that moves with the folder ends with the process.
+    config = config_of(folder, one_layer).model_dump_json()
+    assert forked.end(forked.start(train_moved, config, moved)) == 0
     assert not folder.exists()
     assert [m["update"] for m in RunFolder(moved).metrics()] == [1, 2]
     assert tramontane.train(resume=moved, quiet=True, report=False).finished
