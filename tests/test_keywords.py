@@ -49,6 +49,7 @@ def test_every_function_says_its_keywords_and_keeps_its_signature() -> None:
             function(no_such_keyword=1)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_one_text_stands_for_a_list_of_one(tmp_path: Path) -> None:
     """A text is also a sequence of letters."""
     config = tmp_path / "small.yaml"

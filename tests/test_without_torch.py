@@ -5,9 +5,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from pyarrow import Table, parquet
 
 from tests.paths import ROOT
@@ -17,7 +17,7 @@ from tramontane.errors import TRAIN
 SECONDS = 120.0  # limit of one program
 
 PROGRAM = r"""
-import json, sys
+import importlib, json, sys
 from pathlib import Path
 import tramontane
 from tramontane.config import load_config
@@ -29,7 +29,7 @@ graded = tramontane.score(folder / "answers.jsonl", folder / "verdicts.jsonl")
 curated = tramontane.curate(None, [f"out={folder / 'curated'}"], inputs=[str(folder / "raw.jsonl")])
 
 def curated_from(source):
-    out = folder / f"curated_{Path(source).stem}_{sys.argv[3]}"
+    out = folder / f"curated_{Path(source).stem}"
     return tramontane.curate(None, [f"out={out}"], inputs=[source])
 
 def in_table():
@@ -43,20 +43,12 @@ refused = [
     ("train", lambda: tramontane.plan()),
     ("train", lambda: tramontane.train(sys.argv[2], [f"run_dir={folder / 'new'}"])),
     ("train", lambda: curated_from("openai/gsm8k#main")),
+    ("parquet", lambda: tramontane.audit(folder / "run")),
+    ("parquet", lambda: curated_from(str(folder / "raw.parquet"))),
 ]
 audited = tramontane.audit(folder / "verdicts.jsonl", rows=folder / "answers.jsonl")
 found = {finding.name: finding.found for finding in tramontane.doctor()}
 assert found["torch"] == found["scipy"] == "not installed", found
-read = None
-if sys.argv[3] == "parquet":
-    of_run = tramontane.audit(folder / "run").completions
-    of_file = curated_from(str(folder / "raw.parquet")).summary["stages"][-1]["left"]
-    read = [*in_table(), of_run, of_file]
-else:
-    refused += [
-        ("parquet", lambda: tramontane.audit(folder / "run")),
-        ("parquet", lambda: curated_from(str(folder / "raw.parquet"))),
-    ]
 for extra, call in refused:
     try:
         call()
@@ -65,6 +57,13 @@ for extra, call in refused:
         assert "\n" not in str(error)
     else:
         raise AssertionError("it needs a package that is not there")
+read = None
+if sys.argv[3:]:
+    sys.path.append(sys.argv[3])
+    importlib.invalidate_caches()
+    of_run = tramontane.audit(folder / "run").completions
+    of_file = curated_from(str(folder / "raw.parquet")).summary["stages"][-1]["left"]
+    read = [*in_table(), of_run, of_file]
 assert not {"torch", "transformers", "scipy"} & sys.modules.keys()
 print(json.dumps({
     "config": config.name, "right": graded.outcomes["right"], "wrong": graded.outcomes["wrong"],
@@ -95,10 +94,11 @@ def prepared(folder: Path) -> Path:
     return folder
 
 
-def ran(python: list[str], folder: Path, extra: str = "base", **environment: str) -> None:
-    """Run PROGRAM, and compare what it found."""
+def ran(python: list[str], folder: Path, *parquet: str, **environment: str) -> None:
+    """Run PROGRAM, and compare what it found. What the extra `parquet` needs is in a folder that it
+    adds at the end, if there is one."""
     done = subprocess.run(
-        [*python, "-c", PROGRAM, str(folder), str(ROOT / "configs/quickstart.yaml"), extra],
+        [*python, "-c", PROGRAM, str(folder), str(ROOT / "configs/quickstart.yaml"), *parquet],
         env=os.environ | environment,
         cwd=folder,
         capture_output=True,
@@ -109,28 +109,29 @@ def ran(python: list[str], folder: Path, extra: str = "base", **environment: str
     found = json.loads(done.stdout.splitlines()[-1])
     assert found == {
         "config": "quickstart", "right": 2, "wrong": 1, "left": 3, "audited": 3,
-        "read": [60, True, 60, 3] if extra == "parquet" else None,
+        "read": [60, True, 60, 3] if parquet else None,
     }  # fmt: skip
 
 
-def without(packages: set[str], folder: Path) -> str:
-    """A search path of this interpreter's packages and this checkout, except some packages."""
+def linked(folder: Path, wanted: Callable[[str], bool]) -> str:
+    """A folder with some of this interpreter's packages, by name."""
     folder.mkdir()
     for place in filter(lambda place: place.endswith("site-packages"), sys.path):
         for entry in Path(place).iterdir():
             name = entry.name.partition("-")[0].partition(".")[0].lower()
-            if name not in packages and entry.suffix != ".pth":
+            if wanted(name) and entry.suffix != ".pth":
                 (folder / entry.name).exists() or (folder / entry.name).symlink_to(entry)
-    return os.pathsep.join([str(ROOT / "src"), str(folder)])
+    return str(folder)
 
 
-@pytest.mark.parametrize("extra", ["base", "parquet"])
-def test_everything_but_models_works_without_torch(tmp_path: Path, extra: str) -> None:
-    absent = {*TRAIN, "torchgen", "pandas", "fastapi", "scipy"}
-    path = without(absent | ({"pyarrow"} if extra == "base" else set()), tmp_path / "site")
+def test_everything_but_models_works_without_torch(tmp_path: Path) -> None:
+    absent = {*TRAIN, "torchgen", "pandas", "fastapi", "scipy", "pyarrow"}
+    base = linked(tmp_path / "base", lambda name: name not in absent)
+    parquet = linked(tmp_path / "parquet", lambda name: name == "pyarrow")
     python = getattr(sys, "_base_executable", sys.executable)
+    path = os.pathsep.join([str(ROOT / "src"), base])
     # -S: without the packages that are beside this interpreter.
-    ran([python, "-S"], prepared(tmp_path), extra, PYTHONPATH=path)
+    ran([python, "-S"], prepared(tmp_path), parquet, PYTHONPATH=path)
 
 
 def test_graders_import_neither_torch_nor_numpy() -> None:
