@@ -1,23 +1,31 @@
 """The process of an environment worker, as a pool sees it."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import tempfile
 import time
+from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 from threading import Thread, Timer
 
 import pytest
 
+from tests.environments.worlds import Waits
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
+from tramontane.environments import host as host_module
 from tramontane.environments.host import Call, EnvironmentHost
-from tramontane.environments.process import READY
-from tramontane.environments.protocol import Continued, Lost, Started
+from tramontane.environments.process import MAX_STUCK, READY, STACK, memory, serve
+from tramontane.environments.protocol import Broken, Continued, Lost, Started
+from tramontane.environments.running import THREADS
+from tramontane.environments.worker import EnvironmentWorker
+from tramontane.errors import InputError
 from tramontane.imports import command_of
 from tramontane.models.loading import load_tokenizer
+from tramontane.temporary import process_folder
 from tramontane.types import Completion, Problem
 
 pytestmark = pytest.mark.xdist_group("environment process")
@@ -124,6 +132,22 @@ def test_a_burst_of_requests_is_read_before_its_answers_are(worker):
     assert sorted(answered) == numbers
 
 
+def test_a_process_that_is_asked_to_end_leaves_that_to_its_pool(worker):
+    worker.process.send_signal(signal.SIGTERM)
+    assert answered_by(worker, "stack", 1).turn.messages[0]["content"] == str(STACK)
+
+
+def test_the_stacks_of_many_threads_are_not_counted_as_memory():
+    def of(n_async, *tools):
+        data, pipeline = {"tools": tools}, {"n_async": n_async}
+        limits = {"memory_mb": 64}
+        return memory(Config(model="tiny", data=data, pipeline=pipeline, conversation=limits))
+
+    assert of(THREADS) == of(THREADS - 8, "calculator") == 64 << 20
+    assert of(THREADS + 8) == (64 << 20) + 8 * STACK
+    assert of(THREADS + 8, "calculator") == (64 << 20) + 16 * STACK
+
+
 def test_memory_is_limited(worker):
     answered = answered_by(worker, "memory", 2)
     assert answered.ending == "environment_failed" and "MemoryError" in answered.reason
@@ -137,6 +161,7 @@ def test_temporary_files_are_the_processes_own(worker):
 
 def test_a_process_killed_in_a_step_leaves_nothing(worker):
     """The last test of this process."""
+    forked = int(answered_by(worker, "fork", 5).turn.messages[0]["content"])
     started = worker.ask("start", (0, 6), problem("spawn"), 7)
     worker.send("step", (0, 6), completion((0, 6), started, "x"), 1000)
     marker = worker.folder / "child"
@@ -146,10 +171,78 @@ def test_a_process_killed_in_a_step_leaves_nothing(worker):
         time.sleep(0.01)
     os.killpg(worker.process.pid, signal.SIGKILL)
     assert worker.process.wait(SECONDS) == -signal.SIGKILL
+    with pytest.raises((EOFError, ConnectionResetError)):  # although what it forked lives on
+        worker.receive()
+    os.kill(forked, signal.SIGKILL)
     child = Path(f"/proc/{int(marker.read_text())}/stat")
     while child.exists() and child.read_text().split()[2] != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def served(use, environment, **conversation):
+    """What a process serves, here in a task: `use` has the other end of its socket."""
+    data = {"train": "playground:", "environment": f"{WORLDS}:{environment}"}
+    config = Config(model="tiny", data=data, conversation=conversation)
+    ours, theirs = Pipe()
+
+    def ask(number, method, *arguments):
+        ours.send((number, method, arguments))
+        assert ours.poll(SECONDS)
+        found, result = ours.recv()
+        assert found == number
+        return result
+
+    async def run():
+        worker = EnvironmentWorker(config, PromptEncoder(load_tokenizer("tiny"), config.data))
+        serving = asyncio.create_task(serve(theirs, worker))
+        await asyncio.to_thread(use, ask, ours)
+        await asyncio.wait_for(serving, SECONDS)
+
+    with theirs:
+        asyncio.run(run())
+
+
+def test_a_problem_that_cannot_be_used_fails_alone_and_a_closed_socket_ends_the_process():
+    def use(ask, ours):
+        with ours:
+            own = Problem("1", "math", "?", metadata={"environment": "nowhere:Shop"})
+            refused = ask(0, "start", (0, 0), own, 7)
+            assert isinstance(refused, InputError) and "nowhere" in str(refused)
+            started = ask(1, "start", (0, 1), problem(), 7)
+            other = completion((0, 1), replace(started, prompt_ids=[5]), "50")
+            broken = ask(2, "step", (0, 1), other, 1000)
+            assert isinstance(broken, Broken) and "worker.py" in str(broken)
+            assert ask(3, "close", (0, 1)) is None
+
+    with pytest.raises(EOFError):
+        served(use, "Guess")
+
+
+def test_a_process_with_many_steps_that_do_not_end_ends_itself():
+    def use(ask, ours):
+        def start(index):
+            while (started := ask(index, "start", (0, index), problem(), 7)).ending:
+                pass  # the machine is busy
+            return completion((0, index), started, "x")
+
+        def step(*turns):
+            for turn in turns:
+                ours.send((turn.index, "step", ((0, turn.index), turn, 1000)))
+            for _ in turns:
+                assert ours.poll(SECONDS)
+                assert ours.recv()[1].ending == "step_timeout"
+
+        *first, last = [start(index) for index in range(MAX_STUCK + 1)]
+        step(*first)
+        step(last)  # it still answers
+        ours.send((0, "close", ((0, 0),)))
+
+    try:
+        Waits.gate.clear()
+        served(use, "Waits", step_timeout=0.05)
+    finally:
+        Waits.gate.set()
 
 
 @pytest.mark.slow
@@ -175,9 +268,14 @@ def test_a_process_ends_with_its_environment_or_its_pool(tmp_path):
     other.close()
 
 
+def host_of(environment):
+    data = {"train": "playground:", "environment": f"{WORLDS}:{environment}"}
+    config = Config(model="tiny", data=data)
+    return EnvironmentHost(config, PromptEncoder(load_tokenizer("tiny"), config.data))
+
+
 def test_calls_that_a_dead_process_was_not_sent_are_lost_as_well():
-    config = Config(model="tiny", data={"train": "playground:", "environment": f"{WORLDS}:Guess"})
-    host = EnvironmentHost(config, PromptEncoder(load_tokenizer("tiny"), config.data))
+    host = host_of("Guess")
     problem = Problem("0", "math", "Hello", "1", metadata={"long": "x" * 10_000_000})
     calls = [Call(n, "start", (n, 0), (problem, n), SECONDS) for n in range(3)]
     try:
@@ -192,12 +290,43 @@ def test_calls_that_a_dead_process_was_not_sent_are_lost_as_well():
     assert all(isinstance(answer, Lost) for _, answer in answers)
 
 
-def test_a_closed_host_leaves_no_descriptor():
-    config = Config(model="tiny", data={"train": "playground:", "environment": f"{WORLDS}:Guess"})
-    encoder = PromptEncoder(load_tokenizer("tiny"), config.data)
-    EnvironmentHost(config, encoder).close()  # the first one makes what stays
-    before = set(os.listdir("/proc/self/fd"))
-    host = EnvironmentHost(config, encoder)
+def test_a_late_call_ends_its_process_and_another_answers(monkeypatch):
+    host, answers = host_of("Guess"), []
+    calls = [Call(n, "start", (n, 0), (problem(), n), (1 + n) * SECONDS) for n in range(5)]
+    try:
+        host.exchange([], 0.0)
+        os.kill(host._process.process.pid, signal.SIGSTOP)
+        assert host.exchange([*calls[:2], Call(9, "close", (0, 0), (), 0.0)], 0.0) == ([], 0)
+        monkeypatch.setattr(host_module, "LATE_SECONDS", -SECONDS)  # the first is late by now
+        how = "killed, since a step was late"
+        assert host.exchange([], 0.0) == ([(0, Lost(how, late=True)), (1, Lost(how))], 1)
+        monkeypatch.setattr(host_module, "LATE_SECONDS", SECONDS)
+        monkeypatch.setattr(host_module, "READ_AT_ONCE", 2)
+        unsent = [*calls, Call(9, "close", (9, 0), (), 0.0)]
+        while len(answers) < 5:
+            found, _ = host.exchange(unsent, SECONDS)
+            assert len(found) <= 2
+            answers, unsent = answers + found, []
+        process = host._process.process
+        os.kill(process.pid, signal.SIGSTOP)
+        assert host.exchange([calls[0]], 0.0) == ([], 1)
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait(SECONDS) == -signal.SIGKILL
+        told = host.exchange([calls[1]], SECONDS)  # which says so at once
+        last = host._process.process
+    finally:
+        host.close()
+    assert sorted(number for number, _ in answers) == [0, 1, 2, 3, 4]
+    assert all(isinstance(answer, Started) for _, answer in answers)
+    assert told == ([(0, Lost("signal 9 (Killed)"))], 2)
+    assert last.poll() is not None
+
+
+def test_a_closed_host_leaves_no_descriptor_and_no_folder():
+    host_of("Guess").close()  # the first one makes what stays
+    before, folders = set(os.listdir("/proc/self/fd")), set(process_folder().iterdir())
+    host = host_of("Guess")
     host.close()
     assert set(os.listdir("/proc/self/fd")) == before
+    assert set(process_folder().iterdir()) == folders
     assert host.restarts == 0  # it still exists: nothing waits for it to be collected

@@ -66,6 +66,16 @@ class Meets:
         return Turn(done=True)
 
 
+class Waits:
+    """Waits in each step until its `gate` is open."""
+
+    gate = threading.Event()
+
+    def step(self, message):
+        Waits.gate.wait()
+        return Turn(done=True)
+
+
 class Says:
     """Says the texts of its row, one after another."""
 
@@ -290,6 +300,15 @@ class Odd:
                 bytearray(1 << 30)
             case "file":
                 return Turn(tempfile.mkstemp()[1])
+            case "fork":
+                child = os.fork()
+                if child == 0:
+                    os.setsid()
+                    time.sleep(60)
+                    os._exit(0)
+                return Turn(str(child))
+            case "stack":
+                return Turn(str(threading.stack_size()))
             case "unprintable":
                 return Unprintable()
             case "array":

@@ -65,7 +65,7 @@ class EnvironmentHost:
         """
         answers: list[tuple[int, Any]] = []
         if self._process.died:
-            answers += self._lose(self._process.stop())
+            answers = self._lose(self._process.stop())
         connection = self._process.ready(self._settings)
         for call in calls:  # all before the first is sent: a process may end between two
             if call.method != "close":

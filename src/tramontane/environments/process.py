@@ -67,13 +67,16 @@ def main(descriptor: int) -> None:
     except InputError as error:
         connection.send(str(error))
         return
-    # Each conversation has a thread, and another in a function of `data.tools`; only the stacks of
-    # a large number of them are added.
-    threads = max(0, config.pipeline.n_async - THREADS) * (2 if config.data.tools else 1)
-    stacks = threads * STACK
-    limit_memory((config.conversation.memory_mb << 20) + stacks)
+    limit_memory(memory(config))
     connection.send(READY)
     asyncio.run(serve(connection, worker))
+
+
+def memory(config: Config) -> int:
+    """Bytes that conversations may use. Each has a thread, and another in a function of
+    `data.tools`; only the stacks of a large number of them are added."""
+    threads = max(0, config.pipeline.n_async - THREADS) * (2 if config.data.tools else 1)
+    return (config.conversation.memory_mb << 20) + threads * STACK
 
 
 async def serve(connection: Connection, worker: EnvironmentWorker) -> None:
