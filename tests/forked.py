@@ -156,5 +156,6 @@ def _run_command(
             runpy.run_path(args[0], run_name="__main__")
         else:
             main()
-    finally:
-        atexit._run_exitfuncs()  # which a forked process skips, and a command of a shell does not
+    finally:  # what a command of a shell does, in this order, and a forked process does not
+        threading._shutdown()
+        atexit._run_exitfuncs()

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.forked import Command
 from tests.runs import small_config
 from tests.view.pages import SIZE, group
 from tramontane.config import Config
@@ -341,15 +342,19 @@ def init(**settings):
 """
 
 
-def hanging(folder: Path, call: str, code: str, *args: str) -> tuple[list[str], float]:
+def write_modules(folder: Path) -> None:
+    folder.mkdir()
+    for name, text in (("wandb", WANDB), ("trackio", TRACKIO)):
+        (folder / f"{name}.py").write_text(text)
+
+
+def hanging(folder: Path, call: str, code: str) -> tuple[list[str], float]:
     """The lines that some code prints in a process of its own, where W&B hangs in a call, and the
     seconds from the last line to the end of the process."""
-    (folder / "modules").mkdir()
-    for name, text in (("wandb", WANDB), ("trackio", TRACKIO)):
-        (folder / "modules" / f"{name}.py").write_text(text)
+    write_modules(folder / "modules")
     path = os.pathsep.join([str(folder / "modules"), *filter(None, sys.path)])
     process = subprocess.Popen(
-        [sys.executable, "-u", "-c", code, *args],
+        [sys.executable, "-u", "-c", code],
         env=os.environ | {"PYTHONPATH": path, "HANGS": call},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -426,9 +431,18 @@ def test_a_command_ends_whatever_its_tracker_hangs_in(tmp_path: Path, one_layer:
     config = tracked(tmp_path / "run", "wandb", one_layer)
     file = tmp_path / "config.yaml"
     file.write_text(json.dumps(config.model_dump(mode="json")))
-    lines, seconds = hanging(tmp_path, "log finish exit", COMMAND, "train", str(file))
-    assert seconds < 30
-    assert any("wandb had not sent everything after 1 s" in line for line in lines), lines
+    write_modules(tmp_path / "modules")
+    script = tmp_path / "modules/command.py"  # beside them, it imports these
+    script.write_text(COMMAND)
+    command = Command(
+        str(script), "train", str(file), folder=tmp_path, variables={"HANGS": "log finish exit"}
+    )
+    while "wandb had not sent everything after 1 s" not in command.printed:
+        assert command.poll() is None, command.communicate()
+        time.sleep(0.05)
+    said = time.monotonic()
+    command.wait()
+    assert time.monotonic() - said < 30
     assert (tmp_path / "run/summary.json").is_file()
 
 
