@@ -50,7 +50,7 @@ def address() -> str:
 
 
 def python() -> str:
-    """A command that does with `-c CODE` what Python does, in a fork of this process's server."""
+    """A command that does with `-c CODE ARGS` what Python does, in a fork of this server."""
     os.environ[SERVER] = address()
     return shlex.join([sys.executable, __file__])
 
@@ -64,19 +64,21 @@ def share(address: str) -> None:
     forkserver.ensure_running = server.ensure_running
 
 
-def launch(code: str) -> int:
+def launch(code: str, *args: str) -> int:
     """Run code in a fork of the shared server, with this process's streams; returns its exit code,
     the negative signal if it was killed."""
     share(os.environ[SERVER])
     streams = [Connection(os.dup(number)) for number in range(3)]
-    process = context.Process(target=run, args=(code, streams, dict(os.environ)))
+    process = context.Process(target=run, args=(code, args, streams, dict(os.environ)))
     process.start()
     process.join()
     assert process.exitcode is not None
     return process.exitcode
 
 
-def run(code: str, streams: list[Connection], environment: dict[str, str]) -> None:
+def run(
+    code: str, args: tuple[str, ...], streams: list[Connection], environment: dict[str, str]
+) -> None:
     """What Python does with `-c`."""
     import numpy as np
 
@@ -88,7 +90,7 @@ def run(code: str, streams: list[Connection], environment: dict[str, str]) -> No
     os.environ.update(environment)
     np.random.seed()
     share(os.environ[SERVER])
-    sys.argv = ["-c"]
+    sys.argv = ["-c", *args]
     try:
         exec(code, {"__name__": "__main__"})
     finally:
@@ -99,4 +101,4 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])
     from tests import fork_server
 
-    sys.exit(fork_server.launch(sys.argv[-1]))
+    sys.exit(fork_server.launch(*sys.argv[sys.argv.index("-c") + 1 :]))

@@ -3,13 +3,12 @@
 import importlib
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests import forked
+from tests import fork_server, forked
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
 
@@ -33,6 +32,17 @@ if __name__ == "__main__":
                    **{f"pipeline.{key}": value for key, value in sizes.items()}},
         model=sys.argv[2], data=rows, environment=Mine, on_update=stop,
     )
+"""
+
+
+# The installed command, in a fork that has what it imports.
+COMMAND = """#!/bin/sh
+exec {python} -c '
+import os, sys
+sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)  # as Python does when it starts
+from tramontane.cli import main
+main()
+' "$@"
 """
 
 
@@ -96,7 +106,11 @@ def test_the_command_continues_a_script_with_a_class_of_its_own(
     )
     resume = script.communicate().partition("stopped; continue with: ")[2].strip()
     assert resume, script.printed
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    command = tmp_path / "bin/tramontane"
+    command.parent.mkdir()
+    command.write_text(COMMAND.format(python=fork_server.python()))
+    command.chmod(0o755)
+    path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
     resumed = subprocess.run(resume, shell=True, env={**os.environ, "PATH": path}, **options)  # type: ignore[call-overload]
     assert resumed.returncode == 0, resumed.stderr
     assert "update 2/2" in resumed.stdout
