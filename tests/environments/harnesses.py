@@ -75,7 +75,7 @@ class Opens:
         route = f"{base_url.removesuffix('/v1')}/inference/v1/generate"
         body = {"token_ids": problem.metadata["ids"]}
         httpx.post(route, json=body, timeout=30).raise_for_status()
-        return 1.0
+        return True
 
 
 class Back:
@@ -98,7 +98,9 @@ class Unfit:
         for ids, sampling in (([5], {"n": 2}), ([5], {"stop": ["."]}), ([10**6], {}), ([-1], {})):
             body = {"token_ids": ids, "sampling_params": sampling}
             assert httpx.post(route, json=body, timeout=30).status_code == 400
-        chat = {"model": "tramontane", "messages": [{"role": "user", "content": "?"}]}
+        (model,) = httpx.get(f"{base_url}/models", timeout=30).json()["data"]
+        chat = {"model": model["id"], "messages": [{"role": "user", "content": "?"}]}
+        assert chat["model"] == "tramontane"
         answer = httpx.post(f"{base_url}/chat/completions", json=chat | {"logprobs": True})
         (choice,) = answer.json()["choices"]
         assert choice["token_logprobs"] == [-0.5] * len(choice["token_ids"])
@@ -191,3 +193,10 @@ class Broken:
 class Silent:
     def run(self, problem, base_url):
         return 1.0
+
+
+class Unmade:
+    def __init__(self):
+        raise OSError("no room for another")
+
+    def run(self, problem, base_url): ...

@@ -1,6 +1,8 @@
 """Harnesses whose requests are turns of a conversation."""
 
 import asyncio
+import resource
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -13,23 +15,25 @@ pytest.importorskip("fastapi", reason="not installed: pip install 'tramontane-rl
 from fastapi import HTTPException
 
 from tests.environments import harnesses
+from tests.environments.harnesses import TOOL
 from tests.environments.templates import tokenizer_of
 from tests.environments.test_worker import KEY, Talk, call, problem, talk
 from tramontane.config import Config, DataConfig
 from tramontane.config.images import ImagesConfig
 from tramontane.controller.conversations import take_answer
 from tramontane.data.prompts import PromptEncoder
-from tramontane.environments import loading, wire
+from tramontane.environments import harness, loading, wire
 from tramontane.environments.calls import Parsed
 from tramontane.environments.harness import HarnessSession, Line, Switchboard
 from tramontane.environments.protocol import Lost, Started
-from tramontane.environments.running import Runner
+from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
 from tramontane.status import Status
 from tramontane.tokens import floats, ints
 from tramontane.types import Completion, SamplingParams
 
+LIMITS = ImagesConfig().limits
 EFFORT = {"low": {"phrase": "Be brief."}}
 SAID = f"<think>add</think>\n{call('add', a=1)}{call('add', a=2)}"
 
@@ -46,50 +50,71 @@ def worker_of(name, shape="qwen2.5", **conversation):
 def test_requests_continue_one_sequence_to_the_token(shape):
     answered, spoken = talk(worker_of("Adder", shape), SAID, "It is 5.")
     assert answered.ending == "completed" and answered.turn.reward == 1.0
-    assert not spoken.earlier and len(spoken.turns) == 2
+    assert not spoken.earlier and len(spoken.turns) == 2 and spoken.turns[1].messages == []
     assert [m["content"] for m in spoken.turns[0].messages] == ["five 0", "five 1"]
     assert [c.name for c in spoken.turns[0].calls] == ["add", "add"]
     assert spoken.text.index("five 0") < spoken.text.index("five 1")
     assert talk(worker_of("Adder", shape), "It is 6.")[0].turn.reward == 0.0
 
 
-def test_conversations_at_once_have_an_address_each():
-    worker = worker_of("Adder")
+def test_conversations_at_once_have_an_address_each_and_one_server():
+    worker = worker_of("Compact")
+    handler, limits = signal.getsignal(signal.SIGTERM), resource.getrlimit(resource.RLIMIT_NOFILE)
+    given = [replace(problem(n=1), id=f"closed {number}") for number in range(2)]
 
     async def run():
-        keys = [(3, number) for number in range(2)]
-        started = [await worker.start(key, problem(), 7) for key in keys]
-        assert len(worker._switchboard.lines) == 2
-        for key in keys:
-            await worker.close(key)
+        started, bases = [], set()
+        for number, each in enumerate(given):
+            started.append(await worker.start((3, number), each, 7))
+            bases.add(worker._switchboard._base)
+        assert len(bases) == 1 and signal.getsignal(signal.SIGTERM) is handler
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limits[1], limits[1])
+        assert len({key.partition("-")[2] for key in worker._switchboard.lines}) == 2
+        for number in range(2):
+            await worker.close((3, number))
         assert not worker._switchboard.lines
+        while not all(isinstance(harnesses.SEEN.get(each.id), list) for each in given):
+            await asyncio.sleep(0.01)  # each is told that its request is not answered any more
         return [each.prompt_ids for each in started]
 
-    one, other = asyncio.run(run())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, limits[1]), limits[1]))
+    try:
+        one, other = asyncio.run(asyncio.wait_for(run(), 30))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert one == other
+    assert [harnesses.SEEN[each.id] for each in given] == [[410, 410]] * 2
 
 
 def test_a_request_that_repeats_one_under_way_shares_its_turn():
     async def run():
-        line = Line(PromptEncoder(tokenizer_of("qwen2.5")), ImagesConfig().limits)
-        bodies = [wire.TokenRequest(token_ids=[token]) for token in (5, 6, 5)]
+        line = Line(PromptEncoder(tokenizer_of("qwen2.5")), LIMITS)
+        bodies = [wire.TokenRequest(token_ids=[token]) for token in (5, 0, 5)]
         tasks = [asyncio.create_task(line.continued(body)) for body in bodies]
         await asyncio.sleep(0)
         asked = [line.requests.get_nowait() for _ in range(line.requests.qsize())]
-        assert [(each.body.token_ids, each.clients) for each in asked] == [([5], 2), ([6], 1)]
+        assert [(each.body.token_ids, each.clients) for each in asked] == [([5], 2), ([0], 1)]
         line.close(HTTPException(410, "over"))
         found = await asyncio.gather(*tasks, return_exceptions=True)
         assert [each.status_code for each in found] == [410] * 3
         for wrong in ({"n": 2}, {"stop": ["x"]}):
             with pytest.raises(HTTPException, match="`n` is 1 and `stop` is not supported"):
                 await line.continued(wire.TokenRequest(token_ids=[5], sampling_params=wrong))
+        with pytest.raises(HTTPException, match="outside the model's vocabulary"):
+            await line.continued(wire.TokenRequest(token_ids=[len(line.encoder.tokenizer)]))
+        chat = {"model": "", "messages": [{"role": "user", "content": "?"}]}
+        with pytest.raises(HTTPException, match="`stop_token_ids` is not supported"):
+            await line.sampled(wire.ChatRequest(**chat, stop_token_ids=[1]))
+        for error in (OSError("first"), OSError("second")):
+            line.failed(error)
+        assert str(line.fault.exception()) == "first"
 
     asyncio.run(run())
 
 
 def test_what_was_given_up_before_its_turn_may_be_asked_again():
     async def run():
-        line = Line(PromptEncoder(tokenizer_of("qwen2.5")), ImagesConfig().limits)
+        line = Line(PromptEncoder(tokenizer_of("qwen2.5")), LIMITS)
         one, other = (wire.TokenRequest(token_ids=[token]) for token in (5, 6))
 
         class Hasty:
@@ -115,6 +140,80 @@ def test_what_was_given_up_before_its_turn_may_be_asked_again():
 
     reply = asyncio.run(asyncio.wait_for(run(), 30))
     assert (reply.reward, reply.done) == (1.0, True)
+
+
+def test_requests_given_up_in_a_row_are_counted_from_the_last_answer_on(monkeypatch):
+    monkeypatch.setattr(harness, "MAX_WITHDRAWN", 2)
+
+    async def run():
+        line, gives_up = Line(PromptEncoder(tokenizer_of("qwen2.5")), LIMITS), asyncio.Event()
+
+        class Hasty:
+            async def run(self, problem, base_url):
+                for token, reads in enumerate((False, True, False, False, False)):
+                    request = wire.TokenRequest(token_ids=[token])
+                    asked = asyncio.create_task(line.continued(request))
+                    await (asked if reads else gives_up.wait())
+                    gives_up.clear()
+                    asked.cancel()
+
+        async def next_one():
+            gives_up.set()
+            while not session.withdraws():
+                await asyncio.sleep(0)
+            await session.next()
+
+        session = HarnessSession(Hasty, Runner(), Switchboard(), line)
+        await session.start(problem(), 7)
+        await next_one()
+        turn = Completion(*KEY, [1], ints([7]), floats([-1.0]), ints([0]), "stop")
+        await session.step(Parsed("", "", "", []), turn)
+        await next_one()
+        await next_one()
+        with pytest.raises(EnvironmentFailed, match="gave up 2 requests"):
+            await next_one()
+        await session.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_a_chat_is_continued_where_it_repeats_all_before_and_the_answer():
+    add = {"type": "function", "function": {"name": "add", "arguments": "{}"}, "id": "1"}
+    one, two = ({"role": "user", "content": text} for text in ("One?", "Two?"))
+    yes, no = ({"role": "assistant", "content": text} for text in ("Yes.", "No."))
+    called = {**yes, "tool_calls": [add]}
+    requests = [  # what is kept of the chat before, what comes behind it, and whether it continues
+        ([one], [], [], False),
+        (None, [yes, two], [], True),
+        ([two, yes, two], [yes, two], [], False),
+        (None, [{**yes, "role": "user"}, two], [], False),
+        (None, [no, two], [], False),
+        (None, [called, {**two, "role": "tool"}], [], False),
+        (None, [], [], False),
+        (None, [yes, two, two], [], True),
+        (None, [yes, one], [TOOL], False),
+    ]
+
+    async def run():
+        line = Line(PromptEncoder(tokenizer_of("qwen2.5")), LIMITS)
+
+        class Asks:
+            async def run(self, problem, base_url):
+                chat = []
+                for kept, more, tools, _ in requests:
+                    chat = (kept or chat) + more
+                    await line.sampled(wire.ChatRequest(model="", messages=chat, tools=tools))
+
+        session = HarnessSession(Asks, Runner(), Switchboard(), line)
+        await session.start(problem(), 7)
+        turn = Completion(*KEY, [1], ints([7]), floats([-1.0]), ints([0]), "stop")
+        for _, more, _, continues in requests[1:]:
+            reply = await session.step(Parsed("", "", "Yes.", []), turn)
+            assert session.restarted is not continues
+            assert reply.messages == (more[1:] if continues else [])
+        await session.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
 
 
 def test_another_chat_is_a_new_sequence():
@@ -180,7 +279,11 @@ def test_a_harness_is_told_what_is_not_answered_and_reads_its_tokens():
 
 @pytest.mark.parametrize(
     ("name", "said", "reason"),
-    [("Broken", ["hm"], "the disk is full"), ("Silent", [], "without a request")],
+    [
+        ("Broken", ["hm"], "the disk is full"),
+        ("Silent", [], "without a request"),
+        ("Unmade", [], "no room for another"),
+    ],
 )
 def test_a_harness_that_fails_is_named(name, said, reason):
     answered, _ = talk(worker_of(name), *said)
@@ -253,6 +356,12 @@ def test_a_harness_whose_answer_was_cut_reads_it_and_gives_its_reward():
     assert len(whole.token_ids) == 20 and whole.finish_reason == "length"
 
 
+def test_a_harness_that_fails_at_an_answer_that_was_cut_is_not_blamed():
+    answer, whole, _ = played(worker_of("Broken"), "word " * 60, l_max=20)
+    assert (answer.ending, answer.turn.reward) == ("max_tokens", None)
+    assert whole.finish_reason == "length" and len(whole.turns) == 1
+
+
 def test_a_harness_after_its_last_turn_is_told_and_gives_its_reward():
     given = replace(problem(n=1), id="turns")
     answer, *_ = played(worker_of("Compact", turns=2), "A.", "B.", given=given)
@@ -314,7 +423,7 @@ def test_a_harness_gives_back_tokens_without_a_text():
     async def run():
         spoken = Talk(worker)
         await spoken.begin()
-        spoken.ids = [len(spoken.tokenizer) + 2, spoken.tokenizer.eos_token_id]
+        spoken.ids = [len(spoken.tokenizer), spoken.tokenizer.eos_token_id]
         turn = replace(spoken.completion, turn_start=0)
         answered = await worker.step(KEY, turn, 2000)
         await worker.close(KEY)

@@ -60,14 +60,25 @@ class Refused:
         }
         chats["address"][0]["content"].append(part("https://a.b/c.png"))
         SEEN.refused = {}
+        route = f"{base_url.removesuffix('/v1')}/inference/v1/generate"
+
+        def post(name, ids):
+            answer = httpx.post(route, json={"token_ids": ids}, timeout=30).json()
+            if "error" in answer:
+                SEEN.refused[name] = answer["error"]["code"], answer["error"]["message"]
+
+        post("tokens at first", [259, 5])
         for name, chat in chats.items():
             body = {"model": "tramontane", "messages": chat}
             answer = httpx.post(f"{base_url}/chat/completions", json=body, timeout=30)
             SEEN.refused[name] = answer.status_code, answer.json()["error"]["message"]
-        ask(base_url, [user(ONE, "?")])
-        route = f"{base_url.removesuffix('/v1')}/inference/v1/generate"
-        answer = httpx.post(route, json={"token_ids": [5, 259]}, timeout=30)
-        SEEN.refused["tokens"] = answer.status_code, answer.json()["error"]["message"]
+        body = {"model": "tramontane", "messages": [user(ONE, "?")]}
+        answer = httpx.post(f"{base_url}/chat/completions", json=body, timeout=30).json()
+        ids = answer["prompt_token_ids"] + answer["choices"][0]["token_ids"]
+        assert 259 in ids
+        post("tokens", [259, 5])
+        post("more tokens", [*ids, 259])
+        post("extended", [*ids, 5])
         return 1.0
 
 
@@ -107,13 +118,14 @@ def test_a_harness_shows_images_in_the_conversations_tokens(folder):
 
 def test_what_a_harness_may_not_send_is_its_own_error(folder):
     worker = worker_of(folder, "Refused")
-    answer, request, _ = asyncio.run(play(worker, "A."))
+    answer, request, _ = asyncio.run(play(worker, "A.", "B."))
     assert answer.ending == "completed", answer.reason
     assert {code for code, _ in SEEN.refused.values()} == {400}
     words = {name: said for name, (_, said) in SEEN.refused.items()}
     assert "nothing is fetched" in words["address"] and "max_pixels allows" in words["large"]
     assert "broken" in words["broken"] or "base64" in words["broken"]
     assert "an image in a message of the assistant" in words["said"]
-    assert "image tokens" in words["tokens"]
-    assert request.images == [ONE]
+    assert all("image tokens" in words.pop(f"{name}tokens") for name in ("", "more "))
+    assert "image tokens" in words["tokens at first"] and len(words) == 5
+    assert request.images == [ONE] and len(request.turns) == 2
     assert KEY not in worker._open

@@ -85,11 +85,11 @@ class Line(Endpoint):
 
     def __init__(self, encoder: PromptEncoder, limits: Limits) -> None:
         self.encoder, self._limits = encoder, limits
-        self._seen: list[int] | None = None  # the tokens so far, once a request has had an image
+        self._seen: list[int] = []  # the tokens so far, which may hold image tokens
         self.key = ""
         self._unanswered: list[_Asked] = []
         self._named = len(encoder.tokenizer)
-        self._nameless = set[int]()  # sampled tokens of a padded vocabulary, which have no text
+        self._sampled = set[int]()  # tokens; those of a padded vocabulary have no text
         self.requests: asyncio.Queue[_Asked] = asyncio.Queue()
         # Holds an exception of this package.
         self.fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -106,9 +106,7 @@ class Line(Endpoint):
         """The next turn, which is already whole."""
         if body.stop_token_ids:
             raise HTTPException(400, "inside a run, `stop_token_ids` is not supported in a chat")
-        if body.images:
-            check_images(body.images, self._limits)
-            self._seen = self._seen or []
+        check_images(body.images, self._limits)
         said, turn = await self._turn(body, body)
         message = wire.readable(said, self.encoder.tags)
         show = partial(shown_tokens, self.encoder.tokenizer)
@@ -118,10 +116,9 @@ class Line(Endpoint):
     async def continued(self, body: wire.TokenRequest) -> Choices:
         """The next turn. It ends where the run's do, so clients may send the stops of their
         model."""
-        if self._seen is not None:
-            extends = body.token_ids[: len(self._seen)] == self._seen
-            self.check_token_ids(body.token_ids[len(self._seen) if extends else 0 :])
-        if not all(0 <= token < self._named or token in self._nameless for token in body.token_ids):
+        extends = body.token_ids[: len(self._seen)] == self._seen
+        self.check_token_ids(body.token_ids[len(self._seen) if extends else 0 :])
+        if not all(0 <= token < self._named or token in self._sampled for token in body.token_ids):
             raise HTTPException(400, "tokens outside the model's vocabulary")
         return _only((await self._turn(body, body.sampling_params))[1])
 
@@ -139,9 +136,8 @@ class Line(Endpoint):
         asked.clients += 1
         try:
             message, turn = await asyncio.shield(asked.answer)
-            if self._seen is not None:
-                self._seen = [*turn.prompt_ids, *turn.token_ids]
-            self._nameless |= {each for each in turn.token_ids if each >= self._named}
+            self._seen = [*turn.prompt_ids, *turn.token_ids]
+            self._sampled.update(turn.token_ids)
             return message, turn
         finally:
             asked.clients -= 1
@@ -225,7 +221,8 @@ class HarnessSession:
 
     def withdraws(self) -> bool:
         """True if the harness gave up the request that the model answered, which is dropped."""
-        if self._open is None or not self._open.withdrawn:
+        assert self._open is not None
+        if not self._open.withdrawn:
             return False
         self._open.answer.cancel()
         self._withdrawn += 1
@@ -329,7 +326,7 @@ class HarnessSession:
             return [Message(role="user", content=text)]
         if isinstance(before, wire.TokenRequest):
             return None
-        count, said = len(before.messages), self.asked[len(before.messages) :][:1]
+        count, said = len(before.messages), self.asked[len(before.messages) :]
         continues = (
             self.asked[:count] == before.messages
             and self.tools == before.described
@@ -338,7 +335,7 @@ class HarnessSession:
         )
         if not continues:
             return None
-        return wire.answers(said[0], self.asked[count + 1 :])
+        return wire.answers(said[0], said[1:])
 
     async def _next(self) -> Body | None:
         """The harness's next request that is not given up; None if it has returned."""
