@@ -107,7 +107,7 @@ class Endpoint(ABC):
         """An exception of this package, which failed one request alone."""
 
 
-@dataclass(eq=False)
+@dataclass
 class ModelEndpoint(Endpoint):
     """Answers the requests to a model that is served.
 
@@ -136,7 +136,7 @@ class ModelEndpoint(Endpoint):
 
     def __post_init__(self) -> None:
         encoder, talk = self.encoder, self.config.conversation
-        self._format = ChatFormat(encoder, talk.history)
+        self._format = ChatFormat(encoder)
         self._parser = Parser(encoder.tokenizer, talk.calls_form, encoder.tags)
         self._mistral = load_mistral(encoder) if talk.tokens == "mistral" else None
         # Prompts are written outside the event loop, in one thread: tokenizers are not reentrant.
@@ -310,7 +310,7 @@ class _FailingAlone:
 def make_app(find: Callable[[str], Endpoint | None]) -> _FailingAlone:
     """The application that serves endpoints; `find` returns the endpoint of a key, or None. All of
     it is asynchronous: a function that is not has a thread, which would keep the process."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(openapi_url=None)  # nor pages of it
 
     async def found(request: Request) -> Endpoint:
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
