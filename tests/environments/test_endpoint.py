@@ -413,23 +413,37 @@ def test_half_a_surrogate_pair_is_cleaned_where_it_enters(
         assert refused.status_code in (400, 404) and refused.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", '"text"', "", '{"model": "tiny"}'])
-def test_malformed_bodies_are_refused(client: TestClient, content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "1: JSON decode error: Expecting property name"),
+        ("[1]", "Input should be"),
+        ('"text"', "Input should be"),
+        ("", "Field required"),
+        ('{"model": "tiny"}', "messages: Field required"),
+        ('{"model": "tiny", "messages": []}', "messages: List should have"),
+    ],
+)
+def test_malformed_bodies_are_refused(client: TestClient, content: str, said: str) -> None:
     headers = {"Content-Type": "application/json"}
     answer = client.post(f"/{KEY}/v1/chat/completions", content=content, headers=headers)
-    assert answer.status_code == 400 and answer.json()["error"]["message"]
+    assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(said)
 
 
 def test_the_key_is_in_the_address_or_the_header(client: TestClient) -> None:
     (model,) = client.get(f"/{KEY}/v1/models").json()["data"]
-    assert model["max_model_len"] == MAX_LEN
+    shown = {"id": "tiny", "object": "model", "created": 0, "owned_by": "tramontane"}
+    assert model == shown | {"max_model_len": MAX_LEN}
     assert client.get(f"/{KEY}/v1/models/{model['id']}").json() == model
     unknown = client.get(f"/{KEY}/v1/models/some/other")
-    assert unknown.status_code == 404 and "'some/other'" in unknown.json()["error"]["message"]
+    error = unknown.json()["error"]
+    assert unknown.status_code == error["code"] == 404 and "'some/other'" in error["message"]
     good = {"Authorization": f"Bearer {KEY}"}
     assert client.get("/v1/models", headers=good).status_code == 200
     for path, headers in (("/v1/models", {}), ("/other/v1/models", good)):
         assert client.get(path, headers=headers).status_code == 401
+    for page in ("openapi.json", "docs", "redoc"):  # FastAPI's, which need no key
+        assert client.get(f"/{page}").status_code == 404
 
 
 def test_no_request_has_a_thread(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from tests.environments.test_endpoint import KEY, Recorded, ask
 from tests.pictures import picture, uri
 from tests.vision import write_wrapper
 from tramontane.config import Config
+from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.endpoint import ModelEndpoint, key_is, make_app
 from tramontane.evaluation.checkpoint import encoder_of
 from tramontane.types import PLACE, Illustrated, Message, SamplingParams
@@ -138,16 +139,34 @@ def test_image_tokens_without_their_images_are_refused(client, config):
     assert answer.status_code == 400 and "image tokens" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("key", ["generator", "placement", "model"])
-def test_an_endpoint_without_eyes_says_so(config, sampler, key, tmp_path):
-    if key == "generator":  # vLLM takes images of families that change embeddings alone
-        write_wrapper(tmp_path, "gemma3")
-        config = config.model_copy(update={"model": str(tmp_path)})
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("generator", "because of its generator.kind"),
+        ("placement", "because of its placement.kind"),
+        ("model", "takes no images"),
+    ],
+)
+def test_an_endpoint_without_eyes_says_so(config, sampler, key, says, tmp_path):
     changed = {
         "generator": config.generator.model_copy(update={"kind": "vllm"}),
         "placement": config.placement.model_copy(update={"kind": "ray"}),
         "model": "tiny",
     }
-    client = made(config.model_copy(update={key: changed[key]}), sampler)
+    eyes, update = config, {key: changed[key]}
+    if key == "generator":  # vLLM takes images of families that change embeddings alone
+        sees = made(config.model_copy(update=update), sampler)
+        assert ask(sees, asked(shown(ONE), said("What?"))).status_code == 200
+        write_wrapper(tmp_path, "gemma3")
+        eyes = config.model_copy(update={"model": str(tmp_path)})
+    client = made(eyes.model_copy(update=update), sampler)
     answer = ask(client, asked(shown(ONE), said("What?")))
-    assert answer.status_code == 400 and "takes no images" in answer.json()["error"]["message"]
+    assert answer.status_code == 400 and says in answer.json()["error"]["message"]
+
+
+def test_a_model_without_images_talks_through_vllm():
+    sampler = Recorded()
+    config = Config(generator={"kind": "vllm"})
+    encoder = PromptEncoder(sampler.tokenizer)
+    model = ModelEndpoint("tiny", config, encoder, SamplingParams(9), *sampler.served)
+    assert ask(TestClient(make_app(key_is(KEY, model)))).status_code == 200
