@@ -219,7 +219,7 @@ class ConversationEncoder:
                 f"{where}: the chat template writes a message into thoughts that it never closes, "
                 f"or opens twice; give another template (data.chat_template)"
             )
-        self._check(message, text, where)
+        self._check(message, encoder.opened_in(start) + text, where)
         return start, parts
 
     @staticmethod

@@ -19,7 +19,7 @@ from tramontane.environments.calls import Parsed, Parser
 from tramontane.environments.chat import Chat
 from tramontane.environments.chat_format import ChatFormat
 from tramontane.environments.forms import written
-from tramontane.environments.learned import call_id, shared
+from tramontane.environments.learned import call_id, shared, without_end
 from tramontane.environments.recorded import Conversation, ConversationEncoder
 from tramontane.errors import InputError
 from tramontane.types import Message
@@ -195,15 +195,15 @@ class Family:
         """The prompt of the message."""
         return self.encoder.render(ASKED, tools=[TOOL])
 
-    def ended(self, case: Case, *, tuned: bool = False) -> str:
-        """The chat that ends with the model's message."""
+    def ended(self, case: Case) -> str:
+        """The chat that ends with the model's message, with its thoughts."""
         self.form.check_ends()
-        chat = [*ASKED, self.taken(case, tuned=tuned)[0]]
+        chat = [*ASKED, self.taken(case, tuned=True)[0]]
         return self.encoder.complete(chat, tools=[TOOL])
 
-    def whole(self, case: Case, *, tuned: bool = False) -> str:
+    def whole(self, case: Case) -> str:
         """The chat with the message's answers and the start of the next one."""
-        chat = [*ASKED, *self.taken(case, tuned=tuned)]
+        chat = [*ASKED, *self.taken(case)]
         return self.encoder.render(chat, tools=[TOOL])
 
     def ids(self, text: str) -> list[int]:
@@ -218,7 +218,7 @@ class Family:
         one a message."""
         if len(case.calls) > 1 and self.form.one_call:
             return None
-        prompt, said, tags = self.prompt, self.ended(case, tuned=True), self.encoder.tags
+        prompt, said, tags = self.prompt, self.ended(case), self.encoder.tags
         place, opened = self.encoder.special.boundary(said, shared(prompt, said)), ""
         if place < len(prompt):  # the message begins otherwise than the prompt ends
             opened = self.encoder.opened_in(prompt)
@@ -249,10 +249,9 @@ class Family:
 
     def _body(self, text: str, end: str) -> str:
         """A message without what ends it: the last token of the chat, and `end`."""
-        bare = text.rstrip()
-        ends = [token for token in self._special if bare.endswith(token)]
-        body = bare.removesuffix(max(ends, key=len)) if ends else bare
-        return body.rstrip().removesuffix(end) if body.rstrip().endswith(end) else body
+        body = without_end(text, self._special)
+        bare = body.rstrip()
+        return bare.removesuffix(end) if bare.endswith(end) else body
 
     def _around_thoughts(self) -> str:
         """Thoughts as the template writes them before a call, where it drops those of answers."""
@@ -273,8 +272,8 @@ class Family:
         body = self._body(said, "\0")
         if case.calls and body != said and not whole.startswith(said):
             tail = body[-16:]  # once it is answered, it begins or ends differently
-            found = tail and tail in whole
-            return _first(whole.rpartition(tail)[2], self._special) if found else ""
+            behind = whole[whole.rfind(tail) + len(tail) :] if tail in whole else ""
+            return _first(behind, self._special)
         return said[len(body) :] or _first(whole[len(said) :], self._special & self.form.stops)
 
     # What this package writes.
@@ -331,10 +330,8 @@ class Family:
 
     def history(self, case: Case) -> Note:
         """The endpoint's prompt for the whole chat."""
-        said = case.said()
-        for call in said.get("tool_calls", ()):
-            call["function"] = {**call["function"]}
-        messages = [wire.ChatMessage.model_validate(m) for m in (*ASKED, said, *case.answers())]
+        chat = [*ASKED, case.said(), *case.answers()]
+        messages = [wire.ChatMessage.model_validate(message) for message in chat]
         prompt = wire.write(Chat(self.form, [TOOL]), messages)
         return same(prompt, self.ids(self.whole(case)), self.encoder)
 

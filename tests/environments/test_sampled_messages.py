@@ -1,0 +1,189 @@
+"""What the checks of chat templates take for the message that a model samples, and for its end."""
+
+import pytest
+from tokenizers.processors import TemplateProcessing
+
+from tests.data.chat_templates import _CHATML, _THINK, build_tokenizer
+from tests.environments.templates import QWEN3, tokenizer_of
+from tramontane.data.prompts import PromptEncoder
+from tramontane.environments.template_checks import CASES, Family, cell_of
+from tramontane.errors import InputError
+
+ANSWER, THOUGHTS, CALL, _, _, TWO, _ = CASES
+_HEAD = "<|im_start|>assistant\n"
+_CALLS = (
+    '{% for c in m.tool_calls or [] %}<tool_call>{"name": "{{ c.function.name }}", "arguments": '
+    "{{ c.function.arguments | tojson }}}</tool_call>{% endfor %}"
+)
+_THOUGHT = (
+    "{% if m.reasoning_content is defined %}<think>{{ m.reasoning_content }}</think>\n{% endif %}"
+)
+_AFTER = "{{ m.content.split('</think>')[-1] }}"  # without thoughts
+_END = "<|im_end|>\n"
+_ADD = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def family_of():
+    """Makes the family of a template, by what it writes for a message of the model, at the end of
+    a prompt and at the end of a chat."""
+    tokenizer = build_tokenizer("?", _CHATML, _THINK, "<|im_end|>")
+
+    def made(said, opened="", last=""):
+        tokenizer.chat_template = (
+            "{{ tools | tojson if tools else '' }}{% for m in messages %}{% if m.role == "
+            "'assistant' %}" + said + "{% else %}<|im_start|>{{ m.role + '\n' + m.content }}"
+            "<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}" + _HEAD + opened
+        ) + ("{% else %}" + last + "{% endif %}")
+        return Family(PromptEncoder(tokenizer))
+
+    return made
+
+
+_OPEN, _EMPTY = "<think>\n", "<think>\n\n</think>\n\n"
+_ALWAYS = "<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n{{ m.content }}"
+_SAME, _ANEW = ("ok", ""), ("ok", "a new sequence")
+
+
+@pytest.mark.parametrize(
+    ("said", "opened", "last", "texts", "bridges"),
+    [
+        (_THOUGHT + "{{ m.content }}", "", "", ("", "<think>I add.</think>\n"), (_SAME, _SAME)),
+        # The prompt opens thoughts, and so does the message, or only where it has some, or never.
+        (_ALWAYS, _OPEN, "", ("\n</think>\n\n", "I add.\n</think>\n\n"), (_SAME, _SAME)),
+        ("{{ m.content }}", _OPEN, "", ("\n</think>\n\n", "I add.</think>"), (_SAME, _SAME)),
+        (" \n" + _AFTER, _OPEN, "", ("\n</think>\n\n", "I add.\n</think>\n\n"), (_ANEW, _ANEW)),
+        # The prompt has an empty pair of tags.
+        (_THOUGHT + "{{ m.content }}", _EMPTY, "", ("", None), (_ANEW, _SAME)),
+        (_ALWAYS.replace("\n", ""), _EMPTY, "", ("", None), (_ANEW, _SAME)),
+        # A token ends the chat, too, and thoughts are dropped later.
+        (
+            "{% if loop.last %}" + _THOUGHT + "{% endif %}{{ m.content }}",
+            "",
+            "<|endoftext|>\n",
+            ("", "<think>I add.</think>\n"),
+            (_SAME, _ANEW),
+        ),
+    ],
+)
+def test_a_message_is_sampled_behind_what_opens_it(family_of, said, opened, last, texts, bridges):
+    family = family_of(_HEAD + said + _END, opened, last)
+    for case, before, bridge in zip((ANSWER, THOUGHTS), texts, bridges, strict=True):
+        wanted = None if before is None else f"{before}It is 3.<|im_end|>"
+        assert family.sampled(case) == wanted and family.bridge(case) == bridge
+        assert family.history(case) == family.read_back(case) == _SAME
+        assert family.end(case) == ("ok", "`<|im_end|>`")
+        assert family.form.drops_thoughts or family.tuned(case) == _SAME
+
+
+def test_white_space_that_moves_once_a_message_follows_is_wrong(family_of):
+    """The prompt ends with a tag and a line break, the message begins with a line break."""
+    family = family_of(_HEAD + "\n" + _ALWAYS + _END, _OPEN)
+    assert family.sampled(THOUGHTS) == "\nI add.\n</think>\n\nIt is 3.<|im_end|>"
+    state, told = family.bridge(THOUGHTS)
+    assert state == "wrong" and told.startswith(r"'sistant\n<think>\n\nI add.")
+    assert r" for 'sistant\n\n<think>\nI add." in told
+
+
+def test_a_token_behind_calls_once_they_are_answered_is_not_learned(family_of):
+    family = family_of(_HEAD + _CALLS + "{{ '' if loop.last else ' <|endoftext|>' }}" + _END)
+    assert family.end(CALL) == ("ok", "`<|endoftext|>`")
+    for told in (family.bridge(CALL), family.tuned(CALL)):
+        assert told[0] == "wrong" and "<|endoftext|>" in told[1]
+
+
+def test_marks_around_what_the_model_does_not_write_are_wrong(family_of):
+    marked = "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}\n"
+    family = family_of(_HEAD + marked)
+    assert family.tuned(ANSWER) == _SAME
+    template = family.tokenizer.chat_template.replace(
+        "{{ m.role + '\n' + m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}"
+    )
+    family.tokenizer.chat_template = template
+    told = Family(PromptEncoder(family.tokenizer)).tuned(ANSWER)
+    assert told == ("wrong", "learns other tokens than the template marks")
+
+
+def test_two_calls_are_written_one_a_message_with_their_answers(family_of):
+    one = "{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('1') }}{% endif %}"
+    family = family_of(_HEAD + one + "{{ m.content }}" + _CALLS + _END)
+    tool, second = "<|im_start|>tool\n%d<|im_end|>\n", _ADD.replace("1", "3").replace("2", "4")
+    assert family.whole(TWO) == (
+        family.prompt + _ADD + _END + tool % 3 + _HEAD + second + _END + tool % 4 + _HEAD
+    )
+    assert family.sampled(TWO) is None and family.history(TWO) == _SAME
+    assert family.bridge(TWO) == family.read_back(TWO) == ("ok", "one call a message")
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_tokens_that_the_tokenizer_adds_are_not_the_templates(special):
+    """As Llama 3's, whose template writes BOS, too; EOS need not be marked as special."""
+    end = ("<|im_end|>",)
+    tokens = (_CHATML, _THINK) if special else (_CHATML[:2], (*_THINK, *end))
+    tokenizer = build_tokenizer(QWEN3, *tokens, *end)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)]
+    )
+    assert tokenizer("?")["input_ids"][0] == tokenizer.bos_token_id
+    family = Family(PromptEncoder(tokenizer))
+    for case in (ANSWER, TWO):
+        assert family.bridge(case) == _ANEW and family.tuned(case) == _SAME
+        assert family.history(case) == family.read_back(case) == _SAME
+        assert family.end(case) == ("ok", "`<|im_end|>`")
+
+
+def test_a_columns_state_is_its_worst():
+    def tried(refused, wrong=()):
+        def try_one(case):
+            if case in refused:
+                raise InputError(f"the chat: it refuses {case.name[:5]}; give it another")
+            return ("wrong", "it differs") if case in wrong else ("ok", "said" * bool(case.calls))
+
+        return cell_of(try_one)
+
+    assert str(tried(())) == "ok; said (calls)" and tried(()).state == "ok"
+    told = tried((TWO, ANSWER))
+    assert told.state == "refused" and told.notes["it refuses two c"] == [TWO.name]
+    assert str(told) == (
+        "refused; it refuses an an (an answer); said (a call, a text and a call, thoughts and a "
+        "call, a call with all types); it refuses two c (two calls)"
+    )
+    assert str(tried((TWO,), CASES)) == (
+        "wrong; it differs (an answer, thoughts and an answer, a call, a text and a call, thoughts "
+        "and a call, a call with all types); it refuses two c (two calls)"
+    )
+    assert str(tried((), CASES)) == "wrong; it differs"
+    assert str(tried((), (ANSWER, THOUGHTS))) == "wrong; it differs (answers); said (calls)"
+
+
+def test_thoughts_of_an_answer_are_sampled_as_the_template_writes_those_before_a_call():
+    """gpt-oss drops thoughts before an answer."""
+    family = Family(PromptEncoder(tokenizer_of("gpt-oss")))
+    thoughts = "<|channel|>analysis<|message|>I add.<|end|><|start|>assistant"
+    answer = "<|channel|>final<|message|>It is 3.<|return|>"
+    assert family.sampled(ANSWER) == answer and family.sampled(THOUGHTS) == thoughts + answer
+    assert family.sampled(CALL) == (
+        ' to=functions.add<|channel|>commentary<|message|>{"a": 1, "b": 2}<|call|>'
+    )
+    assert family.sampled(TWO) is None
+
+
+_LAST = "{% if loop.last %}{{ m.content }}{% endif %}"
+_CLOSED = _CALLS.replace("</tool", "</function></tool")
+
+
+@pytest.mark.parametrize(
+    ("said", "end"),
+    [
+        (_HEAD + "{{ m.content }}" + _CLOSED + _END, "<|im_end|>"),
+        # Once it is answered, it has another number, lacks a text behind calls, ends with another
+        # token, or is left out.
+        ("<|im_start|>{{ loop.revindex }}\n{{ m.content }}" + _CLOSED + _END, "<|im_end|>"),
+        (_HEAD + _CLOSED + _LAST + _END, "<|im_end|>"),
+        (_HEAD + _CLOSED + "{{ '' if loop.last else '<|endoftext|>' }}" + _END, "<|endoftext|>"),
+        (_HEAD + "{% if loop.last %}{{ m.content }}" + _CLOSED + "{% endif %}" + _END, ""),
+    ],
+)
+def test_a_message_with_calls_ends_as_it_does_once_it_is_answered(family_of, said, end):
+    family = family_of(said)
+    assert [family.end_of(case) for case in CASES if case.calls] == [end] * 5
