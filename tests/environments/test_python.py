@@ -7,15 +7,18 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
 from tests.rungs import why_not
-from tramontane.config import VerifierConfig
+from tramontane.config import Config, VerifierConfig
 from tramontane.environments import python
 from tramontane.environments.python import ANSWER_CHARACTERS, CODE_BYTES, Python
+from tramontane.errors import InputError
 from tramontane.temporary import process_folder
 from tramontane.verifier.code import sandbox
+from tramontane.verifier.code.sandbox import server
 
 CONFIG = VerifierConfig(code_timeout_s=20.0, code_memory_mb=200)  # enough on a loaded machine
 GONE_SECONDS = 20.0  # limit for killed processes to be gone
@@ -81,8 +84,10 @@ def test_an_answer_has_what_is_printed_in_order_then_the_value_or_the_traceback(
     assert "EOFError" in tool.python("input()")
     assert tool.python("sys.stdout.close()\nsys.stderr = None") == ""
     assert tool.python("'still here'") == "'still here'"
-    long = tool.python("'a' * 50_000 + 'z'")
-    assert len(long) < ANSWER_CHARACTERS + 60 and long.endswith("z'") and "omitted" in long
+    assert tool.python(f"print('a' * {ANSWER_CHARACTERS})\n") == "a" * ANSWER_CHARACTERS
+    ends = "a" * (ANSWER_CHARACTERS // 2), "z" * (ANSWER_CHARACTERS // 2)
+    long = tool.python(f"print('a' * 50_000 + {ends[1]!r})")
+    assert long == f"{ends[0]}\n… (48,000 characters omitted) …\n{ends[1]}"
 
 
 def test_calls_side_by_side_do_not_mix(tool):
@@ -124,7 +129,8 @@ def test_a_call_that_breaks_a_limit_ends_the_session_and_the_next_begins_another
 
 
 def test_time_of_earlier_calls_does_not_count(rung):
-    tool = Python(VerifierConfig(code_timeout_s=0.25))
+    tool = Python()
+    tool.start(Config(model="tiny", verifier=VerifierConfig(code_timeout_s=0.25)))
     spin = "import time\nend = time.process_time() + 0.1\nwhile time.process_time() < end: pass"
     for _ in range(4):
         assert tool.python(spin) == ""
@@ -159,7 +165,27 @@ def test_code_that_is_too_long_is_refused_and_the_session_stays(tool):
     tool.python("x = 1")
     with pytest.raises(ValueError, match="longer than 32,768 bytes"):
         tool.python("#" * (CODE_BYTES + 1))
-    assert tool.python("x") == "1"
+    assert tool.python("x".ljust(CODE_BYTES)) == "1"
+
+
+def test_a_call_whose_sandbox_ends_with_its_server_is_not_blamed(rung):
+    tool = Python(CONFIG)
+    tool.python("x = 1")
+    Timer(0.1, server._servers[rung, 0]._process.kill).start()
+    with pytest.raises(RuntimeError, match=server.ENDED):
+        tool.python("import time; time.sleep(20)")
+    assert "NameError" in tool.python("x")
+    tool.close()
+
+
+def test_a_session_without_a_sandbox_needs_the_users_consent(monkeypatch):
+    monkeypatch.setattr(sandbox, "probe", lambda: "rlimits")
+    tool = Python()
+    with pytest.raises(InputError, match=r"set verifier\.allow_unsandboxed"):
+        tool.python("1 + 1")
+    tool.start(Config(model="tiny", verifier=VerifierConfig(allow_unsandboxed=True)))
+    assert tool.python("1 + 1") == "2"
+    tool.close()
 
 
 def test_many_sessions_live_at_once_with_users_of_their_own(rung):

@@ -41,13 +41,13 @@ class Python:
         Returns:
             What the code prints, and the traceback if it fails.
         """
-        source = code.encode(errors="replace") + b"\n"  # nothing at all would end the session
+        source = code.encode(errors="replace")
         if len(source) > CODE_BYTES:
             raise ValueError(f"the code is longer than {CODE_BYTES:,} bytes")
         with self._lock:
             if self._session is None:
                 self._session = self._begin()
-            result = self._session.run(source)
+            result = self._session.run(source + b"\n")  # nothing at all would end the session
             if result.failure:
                 self._end()
         if result.is_unjudged:
