@@ -1,5 +1,7 @@
 """Tokens of conversations: what was sampled stays, under templates of every shape."""
 
+from copy import copy
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -248,10 +250,10 @@ KEYED = (
 )
 
 
-def keyed(template):
-    tokenizer = tokenizer_of.__wrapped__("qwen3")
+def keyed(template, shape="qwen3", **config):
+    tokenizer = copy(tokenizer_of(shape))
     tokenizer.chat_template = template
-    form = ChatFormat(PromptEncoder(tokenizer))
+    form = ChatFormat(PromptEncoder(tokenizer, PromptConfig(**config)))
     chat = Chat(form, TOOLS)
     return form, chat, chat.start([user("What is 1 + 2?")])
 

@@ -52,11 +52,9 @@ class Following:
 
     def behind(self, ends: Iterable[str]) -> tuple[str, str]:
         """(end of the model's turn, text after it); the end is the first of `ends` in the text."""
-        places = {end: place for end in ends if (place := self.text.find(end, 0, self.new)) >= 0}
-        if not places:
-            return "", self.text
-        first = min(places, key=places.__getitem__)
-        place = places[first] + len(first)
+        before = self.text[: self.new]
+        first = min((end for end in ends if end in before), key=before.index, default="")
+        place = before.index(first) + len(first)
         return first if self.in_call else self.text[:place], self.text[place:]
 
 
@@ -147,7 +145,7 @@ class Chat:
         if self._form.calls_anew if called else self._form.ends_anew:
             appended = False
         place = text.index(_NEW)
-        text = text.replace(_NEW, "", 1)
+        text = text.replace(_NEW, "")
         rewritten, images = moved or not appended, self.images[len(earlier) :]
         return Following(text, place, called, rewritten, self._whole, images)
 
@@ -156,10 +154,10 @@ class Chat:
         the model wrote it elsewhere)."""
         content = self._sign("a")
         behind = text.partition(content)[2]
-        said = message.content.strip()
-        before = message.text.rstrip().removesuffix(said) if said else ""
-        wrote = before != message.text.rstrip() and message.calls[-1].name in before
-        if wrote and content in text and _NEW in behind and self._nonce not in behind:
+        said = message.text.rstrip()
+        before = said.removesuffix(message.content.strip())
+        wrote = before != said and message.calls[-1].name in before
+        if wrote and _NEW in behind and self._nonce not in behind:
             return behind, False
         self._signs[number] = {**self._signs[number], "content": ""}
         self._render()
