@@ -9,7 +9,7 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.template_checks import CASES, Family, cell_of
 from tramontane.errors import InputError
 
-ANSWER, THOUGHTS, CALL, _, _, TWO, _ = CASES
+ANSWER, THOUGHTS, CALL, _, BOTH, TWO, _ = CASES
 _HEAD = "<|im_start|>assistant\n"
 _CALLS = (
     '{% for c in m.tool_calls or [] %}<tool_call>{"name": "{{ c.function.name }}", "arguments": '
@@ -51,14 +51,20 @@ _SAME, _ANEW = ("ok", ""), ("ok", "a new sequence")
         (_THOUGHT + "{{ m.content }}", "", "", ("", "<think>I add.</think>\n"), (_SAME, _SAME)),
         # The prompt opens thoughts, and so does the message, or only where it has some, or never.
         (_ALWAYS, _OPEN, "", ("\n</think>\n\n", "I add.\n</think>\n\n"), (_SAME, _SAME)),
-        ("{{ m.content }}", _OPEN, "", ("\n</think>\n\n", "I add.</think>"), (_SAME, _SAME)),
+        (
+            "{{ m.content }}" + _CALLS,
+            _OPEN,
+            "",
+            ("\n</think>\n\n", "I add.</think>"),
+            (_SAME, _SAME),
+        ),
         (" \n" + _AFTER, _OPEN, "", ("\n</think>\n\n", "I add.\n</think>\n\n"), (_ANEW, _ANEW)),
         # The prompt has an empty pair of tags.
         (_THOUGHT + "{{ m.content }}", _EMPTY, "", ("", None), (_ANEW, _SAME)),
         (_ALWAYS.replace("\n", ""), _EMPTY, "", ("", None), (_ANEW, _SAME)),
         # A token ends the chat, too, and thoughts are dropped later.
         (
-            "{% if loop.last %}" + _THOUGHT + "{% endif %}{{ m.content }}",
+            "{% if loop.last %}" + _THOUGHT + "{% endif %}{{ m.content }}" + _CALLS,
             "",
             "<|endoftext|>\n",
             ("", "<think>I add.</think>\n"),
@@ -92,14 +98,46 @@ def test_a_token_behind_calls_once_they_are_answered_is_not_learned(family_of):
         assert told[0] == "wrong" and "<|endoftext|>" in told[1]
 
 
-def test_marks_around_what_the_model_does_not_write_are_wrong(family_of):
-    marked = "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}\n"
-    family = family_of(_HEAD + marked)
-    assert family.tuned(ANSWER) == _SAME
-    template = family.tokenizer.chat_template.replace(
-        "{{ m.role + '\n' + m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}"
+def test_a_text_that_the_template_adds_or_changes_is_wrong(family_of):
+    family = family_of(_HEAD + "{{ m.content }}!" + _END, _EMPTY)
+    assert family.read_back(ANSWER) == ("wrong", "its content has more or less than its text")
+    state, told = family.bridge(ANSWER)  # it is read as content, and written once more
+    assert state == "wrong" and "3.!<|im_end|>" in told.partition(" for ")[0]
+    assert "3.!!<|im_end|>" in told.partition(" for ")[2]
+    drawn = "{{ range(100000) | random }}" * 2
+    family = family_of(_HEAD + drawn + " {{ m.content }}" + _END)
+    for column in (family.bridge, family.history, family.tuned, family.read_back):
+        assert column(ANSWER)[0] == "wrong"
+
+
+def test_thoughts_that_stay_or_are_a_message_of_their_own_are_told(family_of):
+    short = "(loop.last or m.reasoning_content | length < 10)"
+    kept = _THOUGHT.replace("is defined", f"and {short}")
+    family = family_of(_HEAD + kept + "{{ m.content }}" + _END)
+    assert family.bridge(THOUGHTS) == ("ok", "a new sequence, though the template appends")
+    apart = "{% if m.reasoning_content %}" + _HEAD + "{{ m.reasoning_content }}" + _END
+    family = family_of(apart + "{% endif %}" + _HEAD + "{{ m.content }}" + _END)
+    assert family.read_back(THOUGHTS) == ("wrong", "its thoughts are not found")
+
+
+def test_thoughts_behind_an_empty_pair_of_tags_are_not_sampled(family_of):
+    family = family_of(_HEAD + _THOUGHT + "{{ m.content }}" + _CALLS + _END, _EMPTY)
+    for case in (THOUGHTS, BOTH):
+        assert family.sampled(case) is None
+        assert family.bridge(case) == family.read_back(case) == _SAME
+
+
+def test_what_the_template_marks_is_learned_and_nothing_else(family_of):
+    refused = (
+        "{% if 'It is' in m.content and not tools %}{{ raise_exception('no tools') }}{% endif %}"
     )
-    family.tokenizer.chat_template = template
+    mark, end = "{% generation %}", "{% endgeneration %}"
+    marked = refused + mark + "{{ m.content }}" + end + "Hm." + mark + "<|im_end|>" + end
+    family = family_of(_HEAD + marked + "\n")
+    assert family.tuned(ANSWER) == _SAME
+    family.tokenizer.chat_template = family.tokenizer.chat_template.replace(
+        "{{ m.role + '\n' + m.content }}", mark + "{{ m.content }}" + end
+    )
     told = Family(PromptEncoder(family.tokenizer)).tuned(ANSWER)
     assert told == ("wrong", "learns other tokens than the template marks")
 
