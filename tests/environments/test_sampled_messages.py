@@ -9,7 +9,7 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.template_checks import CASES, Family, cell_of
 from tramontane.errors import InputError
 
-ANSWER, THOUGHTS, CALL, _, BOTH, TWO, _ = CASES
+ANSWER, THOUGHTS, CALL, _, BOTH, TWO, RICH = CASES
 _HEAD = "<|im_start|>assistant\n"
 _CALLS = (
     '{% for c in m.tool_calls or [] %}<tool_call>{"name": "{{ c.function.name }}", "arguments": '
@@ -108,6 +108,15 @@ def test_a_text_that_the_template_adds_or_changes_is_wrong(family_of):
     family = family_of(_HEAD + drawn + " {{ m.content }}" + _END)
     for column in (family.bridge, family.history, family.tuned, family.read_back):
         assert column(ANSWER)[0] == "wrong"
+
+
+@pytest.mark.parametrize("key", ["a", "half", "sure", "parts", "more", "text"])
+def test_an_argument_that_the_template_leaves_out_is_wrong(family_of, key):
+    items = f"dict(c.function.arguments.items() | rejectattr(0, 'equalto', '{key}'))"
+    family = family_of(_HEAD + _CALLS.replace("c.function.arguments", items) + _END)
+    state, told = family.read_back(RICH)
+    assert state == "wrong" and f"'{key}'" not in told
+    assert (family.read_back(CALL)[0] == "wrong") == (key == "a")
 
 
 def test_thoughts_that_stay_or_are_a_message_of_their_own_are_told(family_of):
