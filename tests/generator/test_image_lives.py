@@ -4,6 +4,7 @@ the whole model's plain forward, and that of a packed row of training."""
 from __future__ import annotations
 
 import random
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +37,8 @@ LAYOUTS = ["copied", "shared", "arena"]
 def versions(request, tmp_path_factory):
     """A folder, and three versions of the whole model and of its text half."""
     folders = [tmp_path_factory.mktemp(f"{request.param}_{seed}") for seed in range(3)]
-    models = [write_wrapper(folder, request.param) for folder in folders]
+    first = write_wrapper(folders[0], request.param)
+    models = [first, deepcopy(first), deepcopy(first)]
     for seed, (model, folder) in enumerate(zip(models, folders, strict=True)):
         torch.manual_seed(seed)
         with torch.no_grad():
