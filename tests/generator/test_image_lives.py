@@ -195,7 +195,7 @@ class Life:
         """All acts, in random order, while weights change, to the end."""
         acts = [self.arrive, *[self.step] * 3, *[self.resume] * 3, self.cancel]
         self.arrive()
-        for act in range(40):
+        for act in range(30):
             self.rng.choice(acts)()
             if act % 10 == 9:
                 self.arrive()
