@@ -14,6 +14,7 @@ from tramontane.config import Config
 from tramontane.config.images import ImagesConfig
 from tramontane.data.images import as_text
 from tramontane.environments.pictures import holds_images, joined
+from tramontane.environments.recorded import Conversation, ConversationEncoder
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.evaluation.checkpoint import encoder_of
 from tramontane.types import PLACE, Problem
@@ -190,6 +191,29 @@ def test_an_answer_that_is_cut_has_the_images_before_the_cut(folder):
     answered, spoken = talk(worker, call("look", at="long"))
     assert answered.ending is None and answered.turn.images == []
     assert "[cut: 206 bytes]" in put_text(spoken)
+
+
+@pytest.mark.parametrize("end", ["\n", "</s>"])
+def test_a_recorded_conversation_has_the_images_of_its_turns(folder, end):
+    template = TEMPLATE.format(place="[IMG]").replace("'\n'", f"'{end}'")
+    encoder = worker_of(folder, template=template)._format.encoder
+    made = ConversationEncoder(encoder, lambda _, text: text)
+    said, one, other = {"role": "assistant", "content": "Yes."}, uri(ONE), uri(OTHER)
+    later = {"role": "user", "content": f"Or {PLACE} or {PLACE}?", "images": [other, one]}
+    messages = [{"role": "user", "content": f"{PLACE}?", "images": [one]}, said, later, said]
+    examples = [*made.examples(Conversation.of(messages, [], "row 1"), "row 1")]
+    shown = [(example.images, example.put_images) for example in examples]
+    if end == "</s>":  # the template appends
+        assert shown == [((one,), (other, one))]
+    else:
+        assert shown == [((one,), ()), ((one, other, one), ())]
+    for example in examples:
+        own = (example.prompt, example.images), (example.response, example.put_images)
+        for ids, images in own:
+            text = encoder.decode(ids)
+            for each in (one, other):
+                text = text.replace(encoder.expansion(each), "*")
+            assert text.count("*") == len(images) and "[IMG]" not in text
 
 
 def test_what_is_an_image():
