@@ -53,9 +53,9 @@ def imported(node: ast.AST) -> Iterator[str]:
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         yield from (module_of(f"{node.module}.{alias.name}") for alias in node.names)
-    typing = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    typing = isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
     inside = node.orelse if isinstance(node, ast.If) and typing else ast.iter_child_nodes(node)
-    yield from chain.from_iterable(map(imported, inside))
+    yield from chain.from_iterable(imported(n) for n in inside if not isinstance(n, ast.expr))
 
 
 def module_of(name: str) -> str:
