@@ -18,13 +18,14 @@ from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import host as host_module
 from tramontane.environments.host import Call, EnvironmentHost
-from tramontane.environments.process import MAX_STUCK, READY, STACK, memory, serve
+from tramontane.environments.process import MAX_STUCK, STACK, memory, serve
 from tramontane.environments.protocol import Broken, Continued, Lost, Started
 from tramontane.environments.running import THREADS
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
 from tramontane.imports import command_of
 from tramontane.models.loading import load_tokenizer
+from tramontane.placement.process import READY
 from tramontane.temporary import process_folder
 from tramontane.types import Completion, Problem
 

@@ -25,7 +25,7 @@ from tramontane.environments.running import THREADS
 from tramontane.errors import InputError
 from tramontane.interrupt import leave_to_controller
 from tramontane.placement.printed import flush, print_by_line
-from tramontane.placement.process import limit_memory
+from tramontane.placement.process import READY, limit_memory
 from tramontane.temporary import die_with_parent
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from tramontane.data.prompts import PromptEncoder
     from tramontane.environments.worker import EnvironmentWorker
 
-READY = ""  # the first message of a process that can start conversations; other text is the error
 STACK = 2 << 20  # bytes of a thread's stack, which counts as allocated
 MAX_STUCK = 16  # threads with steps that do not end, beyond which the process ends
 
