@@ -162,6 +162,7 @@ def test_reasoning_effort_is_a_level_of_the_config(sampler: Recorded) -> None:
 def test_calls_are_read_and_written_back(client: TestClient, sampler: Recorded) -> None:
     sampler.text, sampler.pace = f"<think>add</think>\n{CALL}{CALL}", 4
     first = ask(client, tools=[TOOL]).json()
+    assert "Add two numbers." in sampler.tokenizer.decode(sampler.prompts[-1])
     message, ids = first["choices"][0]["message"], first["choices"][0]["token_ids"]
     assert first["choices"][0]["finish_reason"] == "tool_calls" and message["content"] is None
     calls = message["tool_calls"]
@@ -427,7 +428,8 @@ def test_half_a_surrogate_pair_is_cleaned_where_it_enters(
 def test_malformed_bodies_are_refused(client: TestClient, content: str, said: str) -> None:
     headers = {"Content-Type": "application/json"}
     answer = client.post(f"/{KEY}/v1/chat/completions", content=content, headers=headers)
-    assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(said)
+    error = answer.json()["error"]
+    assert answer.status_code == error["code"] == 400 and error["message"].startswith(said)
 
 
 def test_the_key_is_in_the_address_or_the_header(client: TestClient) -> None:

@@ -159,6 +159,7 @@ def test_an_endpoint_without_eyes_says_so(config, sampler, key, says, tmp_path):
         assert ask(sees, asked(shown(ONE), said("What?"))).status_code == 200
         write_wrapper(tmp_path, "gemma3")
         eyes = config.model_copy(update={"model": str(tmp_path)})
+        assert ask(made(eyes, sampler), asked(shown(ONE))).status_code == 200
     client = made(eyes.model_copy(update=update), sampler)
     answer = ask(client, asked(shown(ONE), said("What?")))
     assert answer.status_code == 400 and says in answer.json()["error"]["message"]

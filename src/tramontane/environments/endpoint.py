@@ -191,8 +191,8 @@ class ModelEndpoint(Endpoint):
             or bool(images_of and images_of.family.plain),
             "placement.kind": config.placement.kind != "ray",
         }
-        if images and not all(takes.values()):
-            key = next(key for key, taken in takes.items() if not taken)
+        key = next((key for key, taken in takes.items() if not taken), None)
+        if images and key:
             raise HTTPException(400, f"this endpoint takes no images, because of its {key}")
         check_images(images, config.data.images.limits)
 
@@ -393,8 +393,9 @@ async def answering(
 
 def _line(fault: Any) -> str:
     place = ".".join(str(part) for part in fault["loc"] if part != "body")
-    detail = fault.get("ctx", {}).get("error", "")
-    message = f"{fault['msg']}: {detail}" if fault["type"] == "json_invalid" else fault["msg"]
+    message = fault["msg"]
+    if fault["type"] == "json_invalid":
+        message += f": {fault['ctx']['error']}"
     return f"{place}: {message}" if place else message
 
 
