@@ -16,10 +16,17 @@ from tokenizers import decoders
 
 from tests.environments.templates import tokenizer_of
 from tests.environments.test_endpoint import KEY, MAX_LEN, ask, joined
+from tramontane import loopback
 from tramontane.config import Config, PromptConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.data.special_tokens import SpecialTokens
-from tramontane.environments.endpoint import Endpoint, ModelEndpoint, key_is, make_app
+from tramontane.environments.endpoint import (
+    Endpoint,
+    ModelEndpoint,
+    answering,
+    key_is,
+    make_app,
+)
 from tramontane.environments.wire import ChatRequest
 from tramontane.models.loading import load_tokenizer
 from tramontane.types import Completion, SamplingParams
@@ -230,3 +237,21 @@ def test_a_failed_request_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert ask(client_of(made(Failing()))).status_code == 500
     [record] = caplog.records
     assert record.name.startswith("tramontane") and "IndexError" in record.getMessage()
+
+
+def test_an_endpoint_answers_at_its_address_until_its_context_ends() -> None:
+    async def status(address: loopback.Address) -> bytes:
+        host, port = address.socket.getsockname()
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(f"GET /{address.key}/v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        line = await reader.readline()
+        writer.close()
+        return line
+
+    async def use() -> None:
+        with loopback.listening(0) as address:
+            async with answering(made(Told()), address, ends_by_signal=False) as serving:
+                assert b" 200 " in await status(address)
+            assert serving.done()
+
+    asyncio.run(asyncio.wait_for(use(), 20))
