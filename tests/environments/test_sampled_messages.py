@@ -4,7 +4,8 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from tests.data.chat_templates import _CHATML, _THINK, build_tokenizer
-from tests.environments.templates import QWEN3, tokenizer_of
+from tests.environments.templates import QWEN3, UNREAD, tokenizer_of
+from tests.environments.test_template_checks import UNENDED, encoder_of
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.template_checks import CASES, Family, cell_of
 from tramontane.errors import InputError
@@ -18,6 +19,7 @@ _CALLS = (
 _THOUGHT = (
     "{% if m.reasoning_content is defined %}<think>{{ m.reasoning_content }}</think>\n{% endif %}"
 )
+_CALLED = "{{ '<calls>' if m.tool_calls is defined }}"
 _AFTER = "{{ m.content.split('</think>')[-1] }}"  # without thoughts
 _END = "<|im_end|>\n"
 _ADD = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
@@ -48,7 +50,13 @@ _SAME, _ANEW = ("ok", ""), ("ok", "a new sequence")
 @pytest.mark.parametrize(
     ("said", "opened", "last", "texts", "bridges"),
     [
-        (_THOUGHT + "{{ m.content }}", "", "", ("", "<think>I add.</think>\n"), (_SAME, _SAME)),
+        (
+            _THOUGHT + _CALLED + "{{ m.content }}",
+            "",
+            "",
+            ("", "<think>I add.</think>\n"),
+            (_SAME, _SAME),
+        ),
         # The prompt opens thoughts, and so does the message, or only where it has some, or never.
         (_ALWAYS, _OPEN, "", ("\n</think>\n\n", "I add.\n</think>\n\n"), (_SAME, _SAME)),
         (
@@ -62,6 +70,7 @@ _SAME, _ANEW = ("ok", ""), ("ok", "a new sequence")
         # The prompt has an empty pair of tags.
         (_THOUGHT + "{{ m.content }}", _EMPTY, "", ("", None), (_ANEW, _SAME)),
         (_ALWAYS.replace("\n", ""), _EMPTY, "", ("", None), (_ANEW, _SAME)),
+        ("\n" + _THOUGHT + "{{ m.content }}", _EMPTY, "", ("\n", None), (_ANEW, _SAME)),
         # A token ends the chat, too, and thoughts are dropped later.
         (
             "{% if loop.last %}" + _THOUGHT + "{% endif %}{{ m.content }}" + _CALLS,
@@ -117,6 +126,34 @@ def test_an_argument_that_the_template_leaves_out_is_wrong(family_of, key):
     state, told = family.read_back(RICH)
     assert state == "wrong" and f"'{key}'" not in told
     assert (family.read_back(CALL)[0] == "wrong") == (key == "a")
+
+
+def test_what_a_template_refuses_is_told_in_each_column(family_of):
+    one = "{% if m.content and m.tool_calls %}{{ raise_exception('no text') }}{% endif %}"
+    row = family_of(_HEAD + one + _THOUGHT + "{{ m.content }}" + _CALLS + _END).row()
+    told = {str(cell) for column, cell in row.items() if column != "end of turn"}
+    assert told == {"refused; the template: no text (a text and a call)"}
+
+
+def test_what_no_model_could_sample_is_refused(family_of):
+    said = _HEAD + "<think>\n{{ m.content }}"
+    with pytest.raises(InputError, match="thoughts that it never closes"):
+        family_of(said + _END, _OPEN).sampled(ANSWER)
+    tokenizer = family_of(_HEAD + "{{ m.content }}" + _END).tokenizer
+    tokenizer.chat_template = tokenizer.chat_template.replace("if add_generation", "if 1 or add")
+    with pytest.raises(InputError, match="begins a response behind every chat"):
+        Family(PromptEncoder(tokenizer)).sampled(ANSWER)
+    unread = Family(PromptEncoder(build_tokenizer(UNREAD, _CHATML, _THINK, "<|im_end|>")))
+    for column in (unread.bridge, unread.read_back):
+        assert column(ANSWER) == _SAME
+        with pytest.raises(InputError, match="not read"):
+            column(CALL)
+
+
+def test_calls_follow_thoughts_that_the_prompt_opens(family_of):
+    family = family_of(_HEAD + "{{ m.content }}" + _CALLS + _END, _OPEN)
+    for case, told in ((CALL, _ANEW), (BOTH, _SAME), (TWO, _ANEW)):  # without an empty pair
+        assert family.bridge(case) == told and family.read_back(case) == _SAME
 
 
 def test_thoughts_that_stay_or_are_a_message_of_their_own_are_told(family_of):
@@ -234,3 +271,19 @@ _CLOSED = _CALLS.replace("</tool", "</function></tool")
 def test_a_message_with_calls_ends_as_it_does_once_it_is_answered(family_of, said, end):
     family = family_of(said)
     assert [family.end_of(case) for case in CASES if case.calls] == [end] * 5
+    assert family.end_of(ANSWER) == "<|im_end|>"
+
+
+def test_a_chat_ends_behind_calls_that_are_written_as_text(family_of):
+    family = family_of(_HEAD + "{{ m.content }}" + _END, last="<|endoftext|>")
+    assert {family.end_of(case) for case in CASES} == {"<|im_end|>"}
+
+
+def test_the_generation_config_ends_calls_that_get_ids_once_they_are_answered(tmp_path):
+    tokenizer = encoder_of("unended", tmp_path).tokenizer
+    late = UNENDED.replace("{% for c in", "{% set turn = loop %}{% for c in")
+    tokenizer.chat_template = late.replace(
+        "{{ c.function.name }}", "{{ c.function.name if turn.last else c.id + c.function.name }}"
+    )
+    family = Family(PromptEncoder(tokenizer))
+    assert family.end_of(CALL) == "<|observation|>" and family.end_of(ANSWER) == "<|user|>"

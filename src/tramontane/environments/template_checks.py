@@ -241,7 +241,7 @@ class Family:
                 body = body.rpartition(tags.closing)[2]
             elif tags.closing not in body:
                 body = f"{case.thoughts}\n{tags.closing}\n\n{body.lstrip()}"
-        if case.thoughts and case.thoughts not in body:
+        if case.thoughts not in body:
             body = self._around_thoughts() + body
         if self.encoder.never_closes(prompt, body):
             raise InputError("the template writes the message into thoughts that it never closes")
@@ -266,15 +266,16 @@ class Family:
         case = case._replace(thoughts="", content="" if case.calls else case.content)
         said, whole = self.ended(case).rstrip(), self.whole(case)
         common = said[: self.encoder.special.boundary(said, shared(said, whole))].rstrip()
-        if not (case.calls and self.form.reads_calls) and common != said:
+        if not (case.calls and self.form.reads_calls):
             ended = common.endswith((*self._special,)) and case.content in common
             said = common if ended else said
         body = self._body(said, "\0")
-        if case.calls and body != said and not whole.startswith(said):
+        ends = self._special if body != said else self._special & self.form.stops
+        if case.calls and not whole.startswith(said):
             tail = body[-16:]  # once it is answered, it begins or ends differently
             behind = whole[whole.rfind(tail) + len(tail) :] if tail in whole else ""
-            return _first(behind, self._special)
-        return said[len(body) :] or _first(whole[len(said) :], self._special & self.form.stops)
+            return _first(behind, ends)
+        return said[len(body) :] or _first(whole[len(said) :], ends)
 
     # What this package writes.
 
@@ -309,7 +310,10 @@ class Family:
         separate = form.reads_thoughts or form.drops_thoughts or (case.calls and form.reads_calls)
         if separate or not opened:
             chat = [*ASKED, *self.taken(case, tuned=True)]
-            calls = chat[len(ASKED)].get("tool_calls", ())
+            said, tag = chat[len(ASKED)], self.encoder.tags.opening
+            if opened and str(said["content"]).startswith(tag):  # with the prompt's white space
+                said["content"] = opened + said["content"].removeprefix(tag)
+            calls = said.get("tool_calls", ())
             for own, call, answer in zip(ids, calls, chat[len(ASKED) + 1 :], strict=False):
                 if own:
                     call["id"] = answer["tool_call_id"] = own
