@@ -142,7 +142,11 @@ def test_what_was_given_up_before_its_turn_may_be_asked_again():
     assert (reply.reward, reply.done) == (1.0, True)
 
 
-def test_requests_given_up_in_a_row_are_counted_from_the_last_answer_on(monkeypatch):
+@pytest.mark.parametrize(
+    ("reads", "reason"),
+    [((False, True, False, False, False), "gave up 2 requests"), ((True, False), "disk is full")],
+)
+def test_requests_given_up_are_counted_from_the_last_answer_on(monkeypatch, reads, reason):
     monkeypatch.setattr(harness, "MAX_WITHDRAWN", 2)
 
     async def run():
@@ -150,12 +154,13 @@ def test_requests_given_up_in_a_row_are_counted_from_the_last_answer_on(monkeypa
 
         class Hasty:
             async def run(self, problem, base_url):
-                for token, reads in enumerate((False, True, False, False, False)):
+                for token, read in enumerate(reads):
                     request = wire.TokenRequest(token_ids=[token])
                     asked = asyncio.create_task(line.continued(request))
-                    await (asked if reads else gives_up.wait())
+                    await (asked if read else gives_up.wait())
                     gives_up.clear()
                     asked.cancel()
+                raise OSError("the disk is full")
 
         async def next_one():
             gives_up.set()
@@ -165,12 +170,10 @@ def test_requests_given_up_in_a_row_are_counted_from_the_last_answer_on(monkeypa
 
         session = HarnessSession(Hasty, Runner(), Switchboard(), line)
         await session.start(problem(), 7)
-        await next_one()
         turn = Completion(*KEY, [1], ints([7]), floats([-1.0]), ints([0]), "stop")
-        await session.step(Parsed("", "", "", []), turn)
-        await next_one()
-        await next_one()
-        with pytest.raises(EnvironmentFailed, match="gave up 2 requests"):
+        for read in reads[:-1]:
+            await (session.step(Parsed("", "", "", []), turn) if read else next_one())
+        with pytest.raises(EnvironmentFailed, match=reason):
             await next_one()
         await session.close()
 

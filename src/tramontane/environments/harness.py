@@ -61,7 +61,7 @@ class _Asked:
     @property
     def withdrawn(self) -> bool:
         """True if nobody waits for the answer any more."""
-        return not self.clients and not self.answer.done()
+        return not self.clients
 
     def refuse(self, error: HTTPException) -> None:
         """Answer with an error, unless it was answered."""
