@@ -190,6 +190,12 @@ class Broken:
         raise OSError("the disk is full")
 
 
+class Wordy:
+    def run(self, problem, base_url):
+        ask(base_url, [{"role": "user", "content": "?"}])
+        return "much"
+
+
 class Silent:
     def run(self, problem, base_url):
         return 1.0

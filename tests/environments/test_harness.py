@@ -1,6 +1,7 @@
 """Harnesses whose requests are turns of a conversation."""
 
 import asyncio
+import contextlib
 import resource
 import signal
 import sys
@@ -143,39 +144,71 @@ def test_what_was_given_up_before_its_turn_may_be_asked_again():
 
 
 @pytest.mark.parametrize(
-    ("reads", "reason"),
-    [((False, True, False, False, False), "gave up 2 requests"), ((True, False), "disk is full")],
+    ("requests", "reason"),
+    [
+        ("given-up read given-up given-up given-up", "gave up 2 requests"),
+        ("read given-up", "the disk is full"),
+        ("read refused given-up", "the disk is full"),
+    ],
 )
-def test_requests_given_up_are_counted_from_the_last_answer_on(monkeypatch, reads, reason):
+def test_requests_given_up_are_counted_from_the_last_answer_on(monkeypatch, requests, reason):
     monkeypatch.setattr(harness, "MAX_WITHDRAWN", 2)
+    *requests, last = requests.split()
 
     async def run():
         line, gives_up = Line(PromptEncoder(tokenizer_of("qwen2.5")), LIMITS), asyncio.Event()
 
         class Hasty:
             async def run(self, problem, base_url):
-                for token, read in enumerate(reads):
-                    request = wire.TokenRequest(token_ids=[token])
-                    asked = asyncio.create_task(line.continued(request))
-                    await (asked if read else gives_up.wait())
+                for token, request in enumerate([*requests, last]):
+                    body = wire.TokenRequest(token_ids=[token])
+                    asked = asyncio.create_task(line.continued(body))
+                    with contextlib.suppress(HTTPException):
+                        await (gives_up.wait() if request == "given-up" else asked)
                     gives_up.clear()
                     asked.cancel()
                 raise OSError("the disk is full")
 
-        async def next_one():
+        async def next_one(request):
+            if request == "read":
+                turn = Completion(*KEY, [1], ints([7]), floats([-1.0]), ints([0]), "stop")
+                return await session.step(Parsed("", "", "", []), turn)
+            if request == "refused":
+                return await session.refuse("context_full", "too long")
             gives_up.set()
             while not session.withdraws():
                 await asyncio.sleep(0)
-            await session.next()
+            return await session.next()
 
         session = HarnessSession(Hasty, Runner(), Switchboard(), line)
         await session.start(problem(), 7)
-        turn = Completion(*KEY, [1], ints([7]), floats([-1.0]), ints([0]), "stop")
-        for read in reads[:-1]:
-            await (session.step(Parsed("", "", "", []), turn) if read else next_one())
+        for request in requests:
+            await next_one(request)
         with pytest.raises(EnvironmentFailed, match=reason):
-            await next_one()
+            await next_one(last)
         await session.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_a_conversation_that_is_closed_ends_the_coroutine_of_its_harness():
+    async def run():
+        line, ended = Line(PromptEncoder(tokenizer_of("qwen2.5")), LIMITS), asyncio.Event()
+
+        class Sleeps:
+            async def run(self, problem, base_url):
+                asked = asyncio.create_task(line.continued(wire.TokenRequest(token_ids=[5])))
+                try:
+                    await asyncio.sleep(60)
+                finally:
+                    with pytest.raises(HTTPException):
+                        await asked
+                    ended.set()
+
+        session = HarnessSession(Sleeps, Runner(), Switchboard(), line)
+        await session.start(problem(), 7)
+        await session.close()
+        await ended.wait()
 
     asyncio.run(asyncio.wait_for(run(), 30))
 
@@ -203,6 +236,7 @@ def test_a_chat_is_continued_where_it_repeats_all_before_and_the_answer():
         class Asks:
             async def run(self, problem, base_url):
                 chat = []
+                await line.continued(wire.TokenRequest(token_ids=[5]))
                 for kept, more, tools, _ in requests:
                     chat = (kept or chat) + more
                     await line.sampled(wire.ChatRequest(model="", messages=chat, tools=tools))
@@ -210,7 +244,7 @@ def test_a_chat_is_continued_where_it_repeats_all_before_and_the_answer():
         session = HarnessSession(Asks, Runner(), Switchboard(), line)
         await session.start(problem(), 7)
         turn = Completion(*KEY, [1], ints([7]), floats([-1.0]), ints([0]), "stop")
-        for _, more, _, continues in requests[1:]:
+        for _, more, _, continues in requests:
             reply = await session.step(Parsed("", "", "Yes.", []), turn)
             assert session.restarted is not continues
             assert reply.messages == (more[1:] if continues else [])
@@ -286,6 +320,7 @@ def test_a_harness_is_told_what_is_not_answered_and_reads_its_tokens():
         ("Broken", ["hm"], "the disk is full"),
         ("Silent", [], "without a request"),
         ("Unmade", [], "no room for another"),
+        ("Wordy", ["hm"], "run returned 'much', not a finite number or None"),
     ],
 )
 def test_a_harness_that_fails_is_named(name, said, reason):
@@ -382,6 +417,8 @@ def test_a_first_prompt_that_is_too_long_may_be_shortened(longest):
         assert answer.ending == "context_full" and "data.max_prompt_tokens" in answer.reason
         assert harnesses.SEEN["first"] == ["context_length_exceeded"] * 2
         assert answer.reason in harnesses.SEEN["first", "told"][-1]
+        answer, *_ = played(worker_of("Adder"), max_prompt=longest)  # which fails when it is told
+        assert answer.ending == "context_full" and "data.max_prompt_tokens" in answer.reason
     else:
         assert answer.ending == "max_turns" and len(prompts[0]) <= 70
 

@@ -279,8 +279,9 @@ class HarnessSession:
         read.
 
         Raises:
-            EnvironmentFailed: it raised an exception, or returned neither a number nor None, or
-                without having read an answer; or it gives up all requests.
+            EnvironmentFailed: it raised an exception without being told of a limit, or returned
+                neither a number nor None, or without having read an answer; or it gives up all
+                requests.
         """
         if self._withdrawn > MAX_WITHDRAWN:
             raise EnvironmentFailed(
@@ -290,7 +291,7 @@ class HarnessSession:
         try:
             body = await self._next()
         except EnvironmentFailed:
-            if self.ending is None or self._read is None:
+            if self.ending is None:
                 raise
             return Reply(done=True)  # it could not go on
         if body is None:
