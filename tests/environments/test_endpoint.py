@@ -472,7 +472,8 @@ class Failing(Recorded):
                 raise ZeroDivisionError("poison")
 
 
-def test_tools_whose_calls_cannot_be_read_are_refused(sampler: Recorded) -> None:
+def test_tools_whose_calls_cannot_be_read_are_refused() -> None:
+    sampler = Recorded()  # its tokenizer keeps the template
     encoder = PromptEncoder(sampler.tokenizer, PromptConfig(chat_template=UNREAD))
     model = ModelEndpoint("tiny", Config(), encoder, SamplingParams(300), *sampler.served)
     client, sampler.text = TestClient(make_app(key_is(KEY, model))), "2"
@@ -482,7 +483,8 @@ def test_tools_whose_calls_cannot_be_read_are_refused(sampler: Recorded) -> None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_headers_around_an_answer_are_not_streamed(sampler: Recorded, stream: bool) -> None:
+def test_headers_around_an_answer_are_not_streamed(stream: bool) -> None:
+    sampler = Recorded()  # as above
     template = (
         "{% for m in messages %}{{ m.role }}>{% if m.role == 'assistant' %}"
         "{% if m.reasoning_content %}aside,{{ m.reasoning_content }};to {% endif %}all,"
