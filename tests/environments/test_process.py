@@ -220,6 +220,22 @@ def test_a_problem_that_cannot_be_used_fails_alone_and_a_closed_socket_ends_the_
         served(use, "Guess")
 
 
+def test_answers_that_wait_for_room_in_the_socket_do_not_mix():
+    def use(ask, ours):
+        with ours:
+            started = [ask(i, "start", (0, i), problem("wide"), 7) for i in range(4)]
+            for i, each in enumerate(started):
+                ours.send((i, "step", ((0, i), completion((0, i), each, "x"), 1000)))
+            time.sleep(0.1)  # each is larger than the socket has room for
+            for _ in started:
+                assert ours.poll(SECONDS)
+                (message,) = ours.recv()[1].turn.messages
+                assert message["content"] == "x" * 300_000
+
+    with pytest.raises(EOFError):
+        served(use, "Odd")
+
+
 def test_a_process_with_many_steps_that_do_not_end_ends_itself():
     def use(ask, ours):
         def start(index):

@@ -307,6 +307,8 @@ class Odd:
                     time.sleep(60)
                     os._exit(0)
                 return Turn(str(child))
+            case "wide":
+                return Turn("x" * 300_000, done=True)
             case "stack":
                 return Turn(str(threading.stack_size()))
             case "unprintable":
