@@ -16,6 +16,7 @@ from tramontane.data.images import as_text
 from tramontane.environments.pictures import holds_images, joined
 from tramontane.environments.recorded import Conversation, ConversationEncoder
 from tramontane.environments.worker import EnvironmentWorker
+from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import encoder_of
 from tramontane.types import PLACE, Problem
 
@@ -79,6 +80,10 @@ def worker_of(folder, environment=None, tools=(), template=None, **conversation)
     }  # fmt: skip
     config = Config(model=folder, data=data, conversation=conversation)
     return EnvironmentWorker(config, encoder_of(config))
+
+
+def encoder_of_template(folder, template):
+    return worker_of(folder, template=template)._format.encoder
 
 
 def problem(*images):
@@ -196,7 +201,7 @@ def test_an_answer_that_is_cut_has_the_images_before_the_cut(folder):
 @pytest.mark.parametrize("end", ["\n", "</s>"])
 def test_a_recorded_conversation_has_the_images_of_its_turns(folder, end):
     template = TEMPLATE.format(place="[IMG]").replace("'\n'", f"'{end}'")
-    encoder = worker_of(folder, template=template)._format.encoder
+    encoder = encoder_of_template(folder, template)
     made = ConversationEncoder(encoder, lambda _, text: text)
     said, one, other = {"role": "assistant", "content": "Yes."}, uri(ONE), uri(OTHER)
     later = {"role": "user", "content": f"Or {PLACE} or {PLACE}?", "images": [other, one]}
@@ -214,6 +219,11 @@ def test_a_recorded_conversation_has_the_images_of_its_turns(folder, end):
             for each in (one, other):
                 text = text.replace(encoder.expansion(each), "*")
             assert text.count("*") == len(images) and "[IMG]" not in text
+    for place, some in (("", "1"), ("{% if loop.first %}[IMG]{% endif %}", "[23]")):
+        lacking = encoder_of_template(folder, template.replace("{{ '[IMG]' }}", place))
+        made = ConversationEncoder(lacking, lambda _, text: text)
+        with pytest.raises(InputError, match=f"row 1: .* writes . places .*for {some} images"):
+            [*made.examples(Conversation.of(messages, [], "row 1"), "row 1")]
 
 
 def test_what_is_an_image():

@@ -4,10 +4,13 @@ import json
 from copy import copy
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from tests.environments.templates import tokenizer_of
 from tests.environments.test_chat import KEYED
 from tests.environments.test_chat_messages import PLAIN, WHOLE
+from tests.environments.test_template_checks import MARKED
+from tests.environments.test_template_checks import encoder_of as own_encoder
 from tests.environments.worlds import add
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.recorded import Conversation, ConversationEncoder
@@ -120,6 +123,9 @@ def test_calls_are_text_where_the_template_writes_none():
     [example] = examples_of(encoder_of(listed), ASKED, said("", ADD), tools=TOOLS)
     written = "<|tool_call_start|>[add(a=1, b=2)]<|tool_call_end|><|im_end|>"
     assert encoder.decode(example.response) == written
+    shown = f"{{{{ 'Write <tool_call>' + tools | tojson if tools }}}}{PLAIN}"
+    [example] = examples_of(encoder_of(shown), ASKED, said("", ADD), tools=TOOLS)
+    assert encoder.decode(example.response) == f"{call}<|im_end|>"
     shown = f"{{{{ '<function=' + tools | tojson if tools }}}}{PLAIN}"
     with pytest.raises(InputError, match="does not write a message's call of add;"):
         examples_of(encoder_of(shown), ASKED, said("", ADD), tools=TOOLS)
@@ -150,8 +156,9 @@ def test_no_tools_are_none(tools):
 
 def test_a_conversation_is_checked_and_cut_behind_its_last_reply():
     system = {"role": "system", "content": "Add."}
-    made = Conversation.of([system, SAID, ASKED, SAID, told("x"), ASKED], TOOLS, "row 1", 2)
-    assert made == ([system, SAID, ASKED, SAID], TOOLS, 2)
+    chat = [system, ASKED, SAID, told("x"), SAID]
+    assert Conversation.of([*chat, told("x"), ASKED], TOOLS, "row 1", 2) == (chat, TOOLS, 2)
+    assert Conversation.of(chat, None, "row 1") == Conversation(chat, []) == (chat, [], 0)
     assert Conversation.of([SAID, ASKED, SAID], "[]", "row 1").messages == [SAID, ASKED, SAID]
     for messages, given in (
         ([SAID, ASKED], 0),
@@ -176,3 +183,39 @@ def test_of_the_given_messages_none_is_learned():
 def test_arguments_in_a_form_that_is_not_json_are_an_error():
     with pytest.raises(json.JSONDecodeError):
         examples_of(encoder_of(WHOLE), ASKED, said("", {"name": "f", "arguments": "{"}))
+
+
+def test_only_the_prompt_begins_with_the_tokenizers_first_token():
+    tokenizer = tokenizer_of.__wrapped__("base")
+    first = (tokenizer.bos_token, tokenizer.bos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(f"{first[0]} $A", None, [first])
+    [example] = examples_of(PromptEncoder(tokenizer), ASKED, SAID, ASKED, SAID)
+    assert example.prompt[0] == first[1] and first[1] not in example.prompt[1:] + example.response
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED])
+@pytest.mark.parametrize("last", ["1 + 2?", "3."])
+def test_a_row_that_the_template_refuses_is_named(template, last):
+    condition = f"messages[-1].content == '{last}'"
+    refuses = f"{{% if {condition} %}}{{{{ raise_exception('no sums') }}}}{{% endif %}}"
+    with pytest.raises(InputError, match="row 1: .*no sums"):
+        examples_of(encoder_of(refuses + template), ASKED, SAID)
+
+
+def test_calls_end_as_the_generation_config_says(tmp_path):
+    encoder = own_encoder("unended", tmp_path)
+    [example] = examples_of(encoder, ASKED, said("", ADD), told("3"), SAID, tools=TOOLS)
+    learned = [text for text, is_learned in parts_of(encoder, example) if is_learned]
+    assert learned[0].endswith("</tool_call><|observation|>") and learned[1] == "3.<|user|>"
+
+
+def test_what_a_template_leaves_out_is_named():
+    silent = encoder_of(PLAIN.replace("m.content", "(m.content if m.role != 'assistant' else '')"))
+    with pytest.raises(InputError, match="row 1: .* does not write a message's content;"):
+        examples_of(silent, ASKED, SAID)
+    alone = WHOLE.replace("m.tool_calls or []", "m.tool_calls if not m.content")
+    alone = alone.replace("tool_call>", "call>")
+    encoder = encoder_of(f"{{{{ tools | tojson if tools }}}}{alone}")
+    with pytest.raises(InputError, match="row 1: .* does not write a message's call of add;"):
+        examples_of(encoder, ASKED, said("Hm.", ADD), tools=TOOLS)
+    assert len(examples_of(encoder, ASKED, said("", ADD), tools=TOOLS)) == 1
