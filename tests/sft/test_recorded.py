@@ -12,6 +12,7 @@ from tests.environments.test_chat_messages import PLAIN, WHOLE
 from tests.environments.test_template_checks import MARKED
 from tests.environments.test_template_checks import encoder_of as own_encoder
 from tests.environments.worlds import add
+from tramontane.config import PromptConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.recorded import Conversation, ConversationEncoder
 from tramontane.environments.tools import schema_of
@@ -22,15 +23,17 @@ ASKED, SAID = {"role": "user", "content": "1 + 2?"}, {"role": "assistant", "cont
 ADD = {"name": "add", "arguments": {"a": 1, "b": 2}}
 
 
-def encoder_of(template, shape="qwen3"):
+def encoder_of(template, shape="qwen3", **config):
     tokenizer = copy(tokenizer_of(shape))
     if template is not None:
         tokenizer.chat_template = template
-    return PromptEncoder(tokenizer)
+    return PromptEncoder(tokenizer, PromptConfig(**config))
 
 
 def examples_of(encoder, *messages, tools=(), given=0):
-    made = ConversationEncoder(encoder, lambda where, text: text * (where == "row 1"))
+    prefix = encoder.config.response_prefix
+    rest = {"row 1": lambda text: text.removeprefix(prefix)}
+    made = ConversationEncoder(encoder, lambda where, text: rest[where](text))
     conversation = Conversation.of([*messages], tools, "row 1", given)
     return [*made.examples(conversation, "row 1")]
 
@@ -109,8 +112,13 @@ def test_thoughts_are_written_where_the_template_reads_them():
         assert plain.decode(example.response) == "<think>So.</think>3.<|im_end|>"
         [example] = examples_of(keyed, ASKED, message)
         assert keyed.decode(example.response) == "<think>\nSo.\n</think>\n\n3.<|im_end|>"
-        with pytest.raises(InputError, match="row 1: .* does not write a message's thoughts;"):
-            examples_of(channels, ASKED, message)
+        for dropping in (channels, encoder_of(None, "r1-distill")):
+            with pytest.raises(InputError, match="row 1: .* does not write a message's thoughts;"):
+                examples_of(dropping, ASKED, message)
+            assert len(examples_of(dropping, ASKED, SAID)) == 1
+    defined = encoder_of(KEYED.replace("BEHIND", "").replace("t %}{{ '<t", "t is defined %}{{ '<t"))
+    [example] = examples_of(defined, ASKED, SAID)
+    assert defined.decode(example.response) == "3.<|im_end|>"
 
 
 def test_calls_are_text_where_the_template_writes_none():
@@ -121,12 +129,14 @@ def test_calls_are_text_where_the_template_writes_none():
         assert encoder.decode(example.response) == f"{text}<|im_end|>"
     listed = f"{{{{ '<|tool_list_start|>' + tools | tojson if tools }}}}{PLAIN}"
     [example] = examples_of(encoder_of(listed), ASKED, said("", ADD), tools=TOOLS)
+    [bare] = examples_of(encoder_of(listed), ASKED, SAID, tools=TOOLS)
+    assert encoder.decode(bare.response) == "3.<|im_end|>"
     written = "<|tool_call_start|>[add(a=1, b=2)]<|tool_call_end|><|im_end|>"
     assert encoder.decode(example.response) == written
     shown = f"{{{{ 'Write <tool_call>' + tools | tojson if tools }}}}{PLAIN}"
     [example] = examples_of(encoder_of(shown), ASKED, said("", ADD), tools=TOOLS)
     assert encoder.decode(example.response) == f"{call}<|im_end|>"
-    shown = f"{{{{ '<function=' + tools | tojson if tools }}}}{PLAIN}"
+    shown = f"{{{{ '<tool_call><function=' + tools | tojson if tools }}}}{PLAIN}"
     with pytest.raises(InputError, match="does not write a message's call of add;"):
         examples_of(encoder_of(shown), ASKED, said("", ADD), tools=TOOLS)
     own = f"{{{{ tools | tojson if tools }}}}{PLAIN}"  # which does not say how calls are written
@@ -135,13 +145,25 @@ def test_calls_are_text_where_the_template_writes_none():
 
 
 def test_without_a_template_the_rest_of_each_text_is_learned():
-    encoder = encoder_of(None, "base")
-    [example] = examples_of(encoder, ASKED, SAID, ASKED, SAID)
+    encoder = encoder_of(None, "base", response_prefix="3")
+    [example] = examples_of(encoder, ASKED, SAID, ASKED, SAID, tools=TOOLS)
     end = encoder.tokenizer.eos_token
-    _, *parts = parts_of(encoder, example)
-    assert parts == [
-        (f"3.{end}", True), ("\n\n1 + 2?\n\n", False), (f"3.{end}", True),
-    ]  # fmt: skip
+    (prompt, _), *parts = parts_of(encoder, example)
+    assert "Add two numbers." in prompt and prompt.endswith("1 + 2?\n\n3")
+    assert parts == [(f".{end}", True), ("\n\n1 + 2?\n\n3", False), (f".{end}", True)]
+
+
+def test_a_message_may_begin_as_its_prompt_ends():
+    opened = PLAIN.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n")
+    for template, prefix, text in (
+        (PLAIN, "3", "3."),
+        (PLAIN, "<think>\nSo: ", "<think>\nSo: 3.</think>3."),
+        (opened, "So: ", "<think>\nSo: 3.</think>3."),
+    ):
+        encoder = encoder_of(template, response_prefix=prefix)
+        [example] = examples_of(encoder, ASKED, said(text))
+        assert encoder.decode(example.prompt + example.response).endswith(f"\n{text}<|im_end|>")
+        assert prefix not in encoder.decode(example.response)
 
 
 def test_a_prompt_that_changes_once_it_is_answered_is_refused():
@@ -217,5 +239,24 @@ def test_what_a_template_leaves_out_is_named():
     alone = alone.replace("tool_call>", "call>")
     encoder = encoder_of(f"{{{{ tools | tojson if tools }}}}{alone}")
     with pytest.raises(InputError, match="row 1: .* does not write a message's call of add;"):
-        examples_of(encoder, ASKED, said("Hm.", ADD), tools=TOOLS)
+        examples_of(encoder, ASKED, said("I add.", ADD), tools=TOOLS)
     assert len(examples_of(encoder, ASKED, said("", ADD), tools=TOOLS)) == 1
+    [example] = examples_of(encoder_of(WHOLE), ASKED, said("add", ADD))
+    assert encoder.decode(example.response).startswith("add<tool_call>call00000 add")
+
+
+def test_a_template_that_begins_a_response_behind_every_chat_is_refused():
+    always = PLAIN.replace("{% if add_generation_prompt %}", "{% if True %}")
+    with pytest.raises(InputError, match="begins a response behind every chat"):
+        examples_of(encoder_of(always), ASKED, SAID)
+
+
+def test_parts_that_follow_at_once_are_one():
+    encoder = encoder_of(
+        MARKED.replace(
+            "m.content }}<|im_e", "m.content }}{% endgeneration %}{% generation %}<|im_e"
+        )
+    )
+    [example] = examples_of(encoder, ASKED, SAID)
+    assert encoder.decode(example.response).endswith("3.<|im_end|>")
+    assert all(example.inserted)
