@@ -2,6 +2,7 @@
 
 import json
 from copy import copy
+from functools import partial
 
 import pytest
 from tokenizers.processors import TemplateProcessing
@@ -17,6 +18,7 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.environments.recorded import Conversation, ConversationEncoder
 from tramontane.environments.tools import schema_of
 from tramontane.errors import InputError
+from tramontane.sft.examples import continuation
 
 TOOLS = [schema_of(add)]
 ASKED, SAID = {"role": "user", "content": "1 + 2?"}, {"role": "assistant", "content": "3."}
@@ -32,7 +34,7 @@ def encoder_of(template, shape="qwen3", **config):
 
 def examples_of(encoder, *messages, tools=(), given=0):
     prefix = encoder.config.response_prefix
-    rest = {"row 1": lambda text: text.removeprefix(prefix)}
+    rest = {"row 1": partial(continuation, prefix=prefix)}
     made = ConversationEncoder(encoder, lambda where, text: rest[where](text))
     conversation = Conversation.of([*messages], tools, "row 1", given)
     return [*made.examples(conversation, "row 1")]
@@ -62,7 +64,7 @@ def test_answers_have_the_names_and_ids_of_the_calls_before_them():
     calls = [{"id": "mine12345", "function": ADD}, {"id": "call_1", "function": {"name": "f"}}]
     calls[1]["function"]["arguments"] = '{"x": ["y"]}'
     messages = [
-        ASKED, said("Hm.", *calls), told("3"), told("30"), told("more"), ASKED,
+        ASKED, said("Hm.", *calls), told("3"), told("30"), told(None), ASKED,
         said("", {"name": "g"}), told("4"), SAID, told("late"), SAID, ASKED,
     ]  # fmt: skip
     [example] = examples_of(encoder, *messages)
@@ -77,7 +79,7 @@ def test_answers_have_the_names_and_ids_of_the_calls_before_them():
         ),
         (
             f"\n{start}tool add mine12345\n3<|im_end|>\n{start}tool f call00001\n30<|im_end|>\n"
-            f"{start}tool environment call00000\nmore<|im_end|>\n"
+            f"{start}tool environment call00000\n<|im_end|>\n"
             f"{start}user\n1 + 2?<|im_end|>\n{start}assistant\n",
             False,
         ),
@@ -116,9 +118,6 @@ def test_thoughts_are_written_where_the_template_reads_them():
             with pytest.raises(InputError, match="row 1: .* does not write a message's thoughts;"):
                 examples_of(dropping, ASKED, message)
             assert len(examples_of(dropping, ASKED, SAID)) == 1
-    defined = encoder_of(KEYED.replace("BEHIND", "").replace("t %}{{ '<t", "t is defined %}{{ '<t"))
-    [example] = examples_of(defined, ASKED, SAID)
-    assert defined.decode(example.response) == "3.<|im_end|>"
 
 
 def test_calls_are_text_where_the_template_writes_none():
@@ -151,6 +150,8 @@ def test_without_a_template_the_rest_of_each_text_is_learned():
     (prompt, _), *parts = parts_of(encoder, example)
     assert "Add two numbers." in prompt and prompt.endswith("1 + 2?\n\n3")
     assert parts == [(f".{end}", True), ("\n\n1 + 2?\n\n3", False), (f".{end}", True)]
+    [spaced] = examples_of(encoder, ASKED, said(" 3."))
+    assert encoder.decode(spaced.response) == f".{end}"
 
 
 def test_a_message_may_begin_as_its_prompt_ends():
@@ -236,11 +237,17 @@ def test_what_a_template_leaves_out_is_named():
     with pytest.raises(InputError, match="row 1: .* does not write a message's content;"):
         examples_of(silent, ASKED, SAID)
     alone = WHOLE.replace("m.tool_calls or []", "m.tool_calls if not m.content")
+    encoder = encoder_of(alone)  # which does not describe tools, so that calls are text
+    [example] = examples_of(encoder, ASKED, said("I add.", ADD))
+    assert encoder.decode(example.response).startswith('I add.\n<tool_call>{"name": "add"')
     alone = alone.replace("tool_call>", "call>")
     encoder = encoder_of(f"{{{{ tools | tojson if tools }}}}{alone}")
     with pytest.raises(InputError, match="row 1: .* does not write a message's call of add;"):
         examples_of(encoder, ASKED, said("I add.", ADD), tools=TOOLS)
     assert len(examples_of(encoder, ASKED, said("", ADD), tools=TOOLS)) == 1
+    first = WHOLE.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")
+    with pytest.raises(InputError, match="row 1: .* does not write a message's call of add;"):
+        examples_of(encoder_of(first), ASKED, said("I add.", ADD, ADD))
     [example] = examples_of(encoder_of(WHOLE), ASKED, said("add", ADD))
     assert encoder.decode(example.response).startswith("add<tool_call>call00000 add")
 
