@@ -433,13 +433,16 @@ def test_malformed_bodies_are_refused(client: TestClient, content: str, said: st
 
 
 def test_the_key_is_in_the_address_or_the_header(client: TestClient) -> None:
-    (model,) = client.get(f"/{KEY}/v1/models").json()["data"]
+    listed = client.get(f"/{KEY}/v1/models").json()
+    (model,) = listed.pop("data")
+    assert listed == {"object": "list"}
     shown = {"id": "tiny", "object": "model", "created": 0, "owned_by": "tramontane"}
     assert model == shown | {"max_model_len": MAX_LEN}
     assert client.get(f"/{KEY}/v1/models/{model['id']}").json() == model
     unknown = client.get(f"/{KEY}/v1/models/some/other")
     error = unknown.json()["error"]
-    assert unknown.status_code == error["code"] == 404 and "'some/other'" in error["message"]
+    assert unknown.status_code == error["code"] == 404 and "'some/other'" in error.pop("message")
+    assert error == {"type": "invalid_request_error", "param": None, "code": 404}
     good = {"Authorization": f"Bearer {KEY}"}
     assert client.get("/v1/models", headers=good).status_code == 200
     for path, headers in (("/v1/models", {}), ("/other/v1/models", good)):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -249,9 +250,11 @@ def test_an_endpoint_answers_at_its_address_until_its_context_ends() -> None:
         return line
 
     async def use() -> None:
+        handled = signal.getsignal(signal.SIGINT)
         with loopback.listening(0) as address:
             async with answering(made(Told()), address, ends_by_signal=False) as serving:
                 assert b" 200 " in await status(address)
+                assert signal.getsignal(signal.SIGINT) is handled  # by whoever runs the loop
             assert serving.done()
 
     asyncio.run(asyncio.wait_for(use(), 20))
