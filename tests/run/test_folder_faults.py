@@ -60,7 +60,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, one_layer: str) -> Path:
 
 
 def config_of(folder: Path, model: str) -> Config:
-    return small_config(folder, model=model, pipeline=SIZES, checkpoint={"every": 1, "keep": 3})
+    short = SIZES | {"l_max": 32, "l_cache": 8, "diversity": "none"}
+    return small_config(folder, model=model, pipeline=short, checkpoint={"every": 1, "keep": 3})
 
 
 @pytest.fixture
