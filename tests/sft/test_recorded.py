@@ -258,6 +258,19 @@ def test_a_template_that_begins_a_response_behind_every_chat_is_refused():
         examples_of(encoder_of(always), ASKED, SAID)
 
 
+def test_calls_may_need_that_there_is_no_content():
+    """Transformers leaves out what is null."""
+    bare = "(m.tool_calls if m.content is not defined)"
+    template = WHOLE.replace("m.tool_calls or []", bare).replace(
+        "m.content }}", "(m.content or '') }}"
+    )
+    encoder = encoder_of(template)
+    [example] = examples_of(encoder, ASKED, said("", ADD), told("3"), said("add"))
+    called, answered = (text for text, learned in parts_of(encoder, example) if learned)
+    assert called == '<tool_call>call00000 add {"a": 1, "b": 2}</tool_call><|im_end|>'
+    assert answered == "add<|im_end|>"
+
+
 def test_parts_that_follow_at_once_are_one():
     encoder = encoder_of(
         MARKED.replace(
