@@ -460,21 +460,6 @@ def test_no_request_has_a_thread(client: TestClient, monkeypatch: pytest.MonkeyP
     assert statuses == [200, 400, 200, 404] and not threads
 
 
-class Failing(Recorded):
-    """Fails for one chat, before or after its first tokens."""
-
-    late = False
-
-    async def sample(self, prompt_ids: list[int], *rest: Any) -> AsyncGenerator[Any, None]:
-        fails = "poison" in self.tokenizer.decode(prompt_ids)
-        if fails and not self.late:
-            raise ZeroDivisionError("poison")
-        async for report in super().sample(prompt_ids, *rest):
-            yield report
-            if fails:
-                raise ZeroDivisionError("poison")
-
-
 def test_tools_whose_calls_cannot_be_read_are_refused() -> None:
     sampler = Recorded()  # its tokenizer keeps the template
     encoder = PromptEncoder(sampler.tokenizer, PromptConfig(chat_template=UNREAD))
@@ -508,24 +493,3 @@ def test_headers_around_an_answer_are_not_streamed(stream: bool) -> None:
         for key in said:
             said[key] += delta.get(key) or ""
     assert said == {"reasoning_content": "One and one", "content": "It is 2."}
-
-
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_exception_fails_its_request_alone_with_its_traceback(late: bool, stream: bool) -> None:
-    failing, said = Failing(), list[str]()
-    failing.text, failing.late = "It is 2.", late
-    parts = PromptEncoder(failing.tokenizer), SamplingParams(300, 0.7), *failing.served, said.append
-    client = TestClient(make_app(key_is(KEY, ModelEndpoint("tiny", Config(), *parts))))
-    for _ in range(3):  # as often as it comes
-        answer = ask(client, "poison", stream=stream)
-        if stream:
-            assert "[DONE]" not in answer.text
-        else:
-            error = answer.json()["error"]
-            assert (answer.status_code, error["type"]) == (500, "server_error")
-            assert "ZeroDivisionError" in error["message"] and "poison" not in error["message"]
-        assert ask(client).json()["choices"][0]["message"]["content"] == "It is 2."
-    assert len(said) == 3
-    for trace in said:
-        assert "Traceback" in trace and trace.endswith("ZeroDivisionError: poison\n")

@@ -1,4 +1,4 @@
-"""What an endpoint samples for a request and where its answers end; clients that leave."""
+"""What an endpoint samples, where its answers end, how its requests fail; clients that leave."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from tokenizers import decoders
 
 from tests.environments.templates import tokenizer_of
-from tests.environments.test_endpoint import KEY, MAX_LEN, ask, joined
+from tests.environments.test_endpoint import KEY, MAX_LEN, Recorded, ask, joined
 from tramontane import loopback
 from tramontane.config import Config, PromptConfig
 from tramontane.data.prompts import PromptEncoder
@@ -231,13 +231,49 @@ def test_a_failure_to_find_an_endpoint_is_not_hidden() -> None:
 
 
 def test_a_failed_request_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    class Failing(Told):
+    class Broken(Told):
         async def sample(self, *_: Any) -> AsyncGenerator[list[Completion], None]:
             yield [][1]
 
-    assert ask(client_of(made(Failing()))).status_code == 500
+    assert ask(client_of(made(Broken()))).status_code == 500
     [record] = caplog.records
     assert record.name.startswith("tramontane") and "IndexError" in record.getMessage()
+
+
+class Failing(Recorded):
+    """Fails for one chat, before or after its first tokens."""
+
+    late = False
+
+    async def sample(self, prompt_ids: list[int], *rest: Any) -> AsyncGenerator[Any, None]:
+        fails = "poison" in self.tokenizer.decode(prompt_ids)
+        if fails and not self.late:
+            raise ZeroDivisionError("poison")
+        async for report in super().sample(prompt_ids, *rest):
+            yield report
+            if fails:
+                raise ZeroDivisionError("poison")
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_exception_fails_its_request_alone_with_its_traceback(late: bool, stream: bool) -> None:
+    failing, said = Failing(), list[str]()
+    failing.text, failing.late = "It is 2.", late
+    parts = PromptEncoder(failing.tokenizer), SamplingParams(300, 0.7), *failing.served, said.append
+    client = TestClient(make_app(key_is(KEY, ModelEndpoint("tiny", Config(), *parts))))
+    for _ in range(3):  # as often as it comes
+        answer = ask(client, "poison", stream=stream)
+        if stream:
+            assert "[DONE]" not in answer.text
+        else:
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"]) == (500, "server_error")
+            assert "ZeroDivisionError" in error["message"] and "poison" not in error["message"]
+        assert ask(client).json()["choices"][0]["message"]["content"] == "It is 2."
+    assert len(said) == 3
+    for trace in said:
+        assert "Traceback" in trace and trace.endswith("ZeroDivisionError: poison\n")
 
 
 def test_an_endpoint_answers_at_its_address_until_its_context_ends() -> None:
