@@ -110,7 +110,7 @@ def test_a_request_that_repeats_one_under_way_shares_its_turn():
             line.failed(error)
         assert str(line.fault.exception()) == "first"
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 30))
 
 
 def test_what_was_given_up_before_its_turn_may_be_asked_again():

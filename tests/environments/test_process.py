@@ -312,6 +312,8 @@ def test_a_late_call_ends_its_process_and_another_answers(monkeypatch):
     calls = [Call(n, "start", (n, 0), (problem(), n), (1 + n) * SECONDS) for n in range(5)]
     try:
         host.exchange([], 0.0)
+        begun = time.monotonic()
+        assert host.exchange([], 0.1) == ([], 0) and time.monotonic() - begun > 0.09
         os.kill(host._process.process.pid, signal.SIGSTOP)
         assert host.exchange([*calls[:2], Call(9, "close", (0, 0), (), 0.0)], 0.0) == ([], 0)
         monkeypatch.setattr(host_module, "LATE_SECONDS", -SECONDS)  # the first is late by now
@@ -324,9 +326,23 @@ def test_a_late_call_ends_its_process_and_another_answers(monkeypatch):
             found, _ = host.exchange(unsent, SECONDS)
             assert len(found) <= 2
             answers, unsent = answers + found, []
+        waits = Problem("1", "math", "?", metadata={"environment": f"{WORLDS}:Waits"})
+        unsent, found = [Call(5, "start", (5, 0), (waits, 5), SECONDS)], []
+        while not found:
+            found, unsent = host.exchange(unsent, SECONDS)[0], []
+        ((_, started),) = found
+        step = Call(6, "step", (5, 0), (completion((5, 0), started, "x"), 1000), 0.0)
+        os.kill(host._process.process.pid, signal.SIGSTOP)
+        assert host.exchange([step, calls[0]], 0.0) == ([], 1)
+        os.kill(host._process.process.pid, signal.SIGCONT)
+        assert host._process.connection.poll(SECONDS)  # one has its answer, the other is late
+        monkeypatch.setattr(host_module, "LATE_SECONDS", -0.1)
+        (first, late), restarts = host.exchange([], 0.0)
+        assert first[0] == 0 and late == (6, Lost(how, late=True)) and restarts == 2
+        host.exchange([], 0.0)
         process = host._process.process
         os.kill(process.pid, signal.SIGSTOP)
-        assert host.exchange([calls[0]], 0.0) == ([], 1)
+        assert host.exchange([calls[0]], 0.0) == ([], 2)
         os.killpg(process.pid, signal.SIGKILL)
         assert process.wait(SECONDS) == -signal.SIGKILL
         told = host.exchange([calls[1]], SECONDS)  # which says so at once
@@ -335,7 +351,7 @@ def test_a_late_call_ends_its_process_and_another_answers(monkeypatch):
         host.close()
     assert sorted(number for number, _ in answers) == [0, 1, 2, 3, 4]
     assert all(isinstance(answer, Started) for _, answer in answers)
-    assert told == ([(0, Lost("signal 9 (Killed)"))], 2)
+    assert told == ([(0, Lost("signal 9 (Killed)"))], 3)
     assert last.poll() is not None
 
 
