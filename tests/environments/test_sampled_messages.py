@@ -113,6 +113,10 @@ def test_a_text_that_the_template_adds_or_changes_is_wrong(family_of):
     state, told = family.bridge(ANSWER)  # it is read as content, and written once more
     assert state == "wrong" and "3.!<|im_end|>" in told.partition(" for ")[0]
     assert "3.!!<|im_end|>" in told.partition(" for ")[2]
+    family = family_of(_HEAD + _THOUGHT + "{{ m.content }}!" + _END, _EMPTY)
+    state, told = family.bridge(ANSWER)  # so it is in the new sequence
+    assert state == "wrong" and "3.!!<|im_end|>" in told.partition(" for ")[0]
+    assert "3.!<|im_end|>" in told.partition(" for ")[2]
     drawn = "{{ range(100000) | random }}" * 2
     family = family_of(_HEAD + drawn + " {{ m.content }}" + _END)
     for column in (family.bridge, family.history, family.tuned, family.read_back):
@@ -171,6 +175,22 @@ def test_thoughts_behind_an_empty_pair_of_tags_are_not_sampled(family_of):
     for case in (THOUGHTS, BOTH):
         assert family.sampled(case) is None
         assert family.bridge(case) == family.read_back(case) == _SAME
+
+
+def test_a_response_template_reads_what_the_prompt_holds_apart(family_of, monkeypatch):
+    tokenizer, asked = family_of(_HEAD + _ALWAYS + _END, _OPEN).tokenizer, []
+
+    def read(text, prefix="", tools=()):
+        asked.append((text.partition("\n")[0], prefix))
+        return {"content": "It is 3.", "reasoning_content": "I add."}
+
+    fields = {"fields": {"content": {"close": "<|im_end|>"}}}
+    monkeypatch.setattr(tokenizer, "response_template", fields, raising=False)
+    monkeypatch.setattr(tokenizer, "parse_response", read)
+    family = Family(PromptEncoder(tokenizer), "template")
+    asked.clear()
+    assert family.read_back(THOUGHTS) == _SAME
+    assert asked and all(text == "I add." and prefix.endswith(_OPEN) for text, prefix in asked)
 
 
 def test_what_the_template_marks_is_learned_and_nothing_else(family_of):
