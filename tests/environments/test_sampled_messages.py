@@ -51,7 +51,7 @@ _SAME, _ANEW = ("ok", ""), ("ok", "a new sequence")
     ("said", "opened", "last", "texts", "bridges"),
     [
         (
-            _THOUGHT + _CALLED + "{{ m.content }}",
+            _THOUGHT + _CALLED + "{{ m.content }}" + _CALLS,
             "",
             "",
             ("", "<think>I add.</think>\n"),
