@@ -158,6 +158,9 @@ def test_calls_follow_thoughts_that_the_prompt_opens(family_of):
     family = family_of(_HEAD + "{{ m.content }}" + _CALLS + _END, _OPEN)
     for case, told in ((CALL, _ANEW), (BOTH, _SAME), (TWO, _ANEW)):  # without an empty pair
         assert family.bridge(case) == told and family.read_back(case) == _SAME
+    family = family_of(_HEAD + "{{ m.content }}" + _END, _OPEN)  # calls are part of the text
+    for case in (CALL, BOTH):
+        assert family.bridge(case) == family.read_back(case) == _SAME
 
 
 def test_thoughts_that_stay_or_are_a_message_of_their_own_are_told(family_of):
@@ -257,6 +260,12 @@ def test_a_columns_state_is_its_worst():
         "and a call, a call with all types); it refuses two c (two calls)"
     )
     assert str(tried((), CASES)) == "wrong; it differs"
+    for inner, reason in (("(no (text))", "no (text)"), ("()", "it refuses the prompt ()")):
+
+        def refuse(case, inner=inner):
+            raise InputError(f"it refuses the prompt {inner}; give another")
+
+        assert str(cell_of(refuse)) == f"refused; {reason}"
     assert str(tried((), (ANSWER, THOUGHTS))) == "wrong; it differs (answers); said (calls)"
 
 
