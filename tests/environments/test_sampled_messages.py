@@ -132,6 +132,12 @@ def test_an_argument_that_the_template_leaves_out_is_wrong(family_of, key):
     assert (family.read_back(CALL)[0] == "wrong") == (key == "a")
 
 
+def test_a_null_that_the_template_writes_as_a_text_is_wrong(family_of):
+    family = family_of(_HEAD + _CALLS.replace("tojson", "tojson | replace('null', '\"-\"')") + _END)
+    state, told = family.read_back(RICH)
+    assert state == "wrong" and "'none': '-'" in told and family.read_back(CALL) == _SAME
+
+
 def test_what_a_template_refuses_is_told_in_each_column(family_of):
     one = "{% if m.content and m.tool_calls %}{{ raise_exception('no text') }}{% endif %}"
     row = family_of(_HEAD + one + _THOUGHT + "{{ m.content }}" + _CALLS + _END).row()
