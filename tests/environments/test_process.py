@@ -252,6 +252,7 @@ def test_a_process_with_many_steps_that_do_not_end_ends_itself():
 
         *first, last = [start(index) for index in range(MAX_STUCK + 1)]
         step(*first)
+        assert ask(0, "close", (9, 9)) is None
         step(last)  # it still answers
         ours.send((0, "close", ((0, 0),)))
 
