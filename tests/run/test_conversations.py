@@ -251,7 +251,7 @@ def test_a_run_trains_on_a_multi_turn_environment_of_verifiers(
     config = small_config(
         tmp_path / "run",
         data={"environment": f"docs_{client}:Player", "train": str(tasks)},
-        pipeline={"l_max": 192, "diversity": "none"},
+        pipeline={"l_max": 320, "diversity": "none"},
         conversation={"reward": "last"},
     )
     done = trained_on_two_turns(config)
