@@ -39,6 +39,7 @@ from tests.trainer.rollouts import (
 from tramontane.config import TrainerConfig
 from tramontane.errors import InputError
 from tramontane.models import compiling
+from tramontane.placement.thread import TrainerThread
 from tramontane.trainer import forwards, state
 from tramontane.trainer.collate import collate_shared
 from tramontane.trainer.trainer import Trainer
@@ -441,6 +442,21 @@ def test_a_step_waits_for_a_state_that_is_being_written(tmp_path, monkeypatch):
     again = trainer()
     again.load_state(tmp_path)
     assert equal(again.weights(), before) and not equal(t.weights(), before)
+
+
+def test_a_trainer_that_is_closed_has_written_its_state(tmp_path, monkeypatch):
+    """A run that fails may be resumed in the same process, which writes into the same folder."""
+    save = dcp.save
+
+    def slow_save(*args, **options):
+        time.sleep(0.2)
+        save(*args, **options)
+
+    monkeypatch.setattr(state.dcp, "save", slow_save)
+    handle = TrainerThread("trainer", trainer)
+    handle.submit("save_state", tmp_path, False).result(60)
+    handle.close()
+    trainer().load_state(tmp_path)
 
 
 def test_a_damaged_state_is_a_clear_error(tmp_path):

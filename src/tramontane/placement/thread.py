@@ -57,7 +57,7 @@ class LocalPlacement:
     def trainer(self, make: Callable[[], Any]) -> Handle:
         config, limit = self._config.trainer, self._config.timeouts.training
         if not self._config.trainer_is_apart:
-            return ThreadHandle(TRAINER, make, config.device)
+            return TrainerThread(TRAINER, make, config.device)
         return self._noted(ProcessRanks(TRAINER, make, config.ranks, config.device, limit))
 
     def teacher(self, name: str, make: Callable[[], Any]) -> Handle:
@@ -124,6 +124,15 @@ class ThreadHandle:
     def _call(self, method: str, args: tuple[Any, ...]) -> Any:
         self.started.result()  # the worker may still be being made
         return getattr(self._worker, method)(*map(on_this_machine, args))
+
+
+class TrainerThread(ThreadHandle):
+    """A trainer's, whose state another thread may be writing when it is closed."""
+
+    def close(self) -> None:
+        super().close()
+        if hasattr(self._worker, "close"):  # not where it could not be made
+            self._worker.close()
 
 
 class _Calls:

@@ -320,6 +320,11 @@ class Trainer:
             files.finish()
         memory.release_free_memory()
 
+    def close(self) -> None:
+        """Wait for a state that is being written."""
+        for files in self._states.values():
+            files.close()
+
     def state_saved(self) -> bool:
         """True if every rank has written its part of the last `save_state`.
 
