@@ -2,8 +2,9 @@
 
 import asyncio
 import os
+import runpy
 import signal
-import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -13,6 +14,7 @@ from threading import Thread, Timer
 
 import pytest
 
+from tests import forked
 from tests.environments.worlds import Waits
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
@@ -23,7 +25,6 @@ from tramontane.environments.protocol import Broken, Continued, Lost, Started
 from tramontane.environments.running import THREADS
 from tramontane.environments.worker import EnvironmentWorker
 from tramontane.errors import InputError
-from tramontane.imports import command_of
 from tramontane.models.loading import load_tokenizer
 from tramontane.placement.process import READY
 from tramontane.temporary import process_folder
@@ -35,6 +36,18 @@ WORLDS = "tests.environments.worlds"
 SECONDS = 60.0  # limit of every wait
 
 
+def run_module(folder, connection):
+    """`python -m tramontane.environments.process DESCRIPTOR` in a fork, which has its imports. What
+    it prints is in the folder."""
+    os.setsid()
+    output = os.open(folder / "printed", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    sys.argv = ["process", str(connection.fileno())]
+    sys.modules.pop(serve.__module__)
+    runpy.run_module(serve.__module__, run_name="__main__")
+
+
 class Process:
     """One process, and its socket."""
 
@@ -44,15 +57,15 @@ class Process:
         settings |= {k: data.pop(k) for k in ("memory_mb", "step_timeout") if k in data}
         config = Config(model="tiny", data=data, conversation=settings)
         self.ours, theirs = Pipe()
-        self.process = subprocess.Popen(
-            command_of("tramontane.environments.process", str(theirs.fileno())),
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        theirs.close()
+        with theirs:
+            self._process = forked.start(run_module, folder, theirs)
+        self.pid = self._process.pid
         self.ours.send((config, PromptEncoder(load_tokenizer("tiny"), config.data), str(folder)))
         self.number = 0
+
+    @property
+    def printed(self):
+        return (self.folder / "printed").read_text()
 
     def receive(self):
         assert self.ours.poll(SECONDS)
@@ -69,11 +82,15 @@ class Process:
         assert found == number
         return result
 
+    def wait(self):
+        """The exit code."""
+        self._process.join(SECONDS)
+        return self._process.exitcode
+
     def close(self):
         self.ours.close()
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(SECONDS)
+        self._process.kill()
+        assert self.wait() is not None
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +101,20 @@ def worker(tmp_path_factory):
     assert made.receive() == READY
     yield made
     made.close()
+
+
+@pytest.fixture
+def begin(tmp_path):
+    """Begins a process of an environment, which ends with the test."""
+    begun = []
+
+    def begin(environment):
+        begun.append(Process(tmp_path, environment=environment))
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.close()
 
 
 def answered_by(worker, behavior, index):
@@ -134,7 +165,7 @@ def test_a_burst_of_requests_is_read_before_its_answers_are(worker):
 
 
 def test_a_process_that_is_asked_to_end_leaves_that_to_its_pool(worker):
-    worker.process.send_signal(signal.SIGTERM)
+    os.kill(worker.pid, signal.SIGTERM)
     assert answered_by(worker, "stack", 1).turn.messages[0]["content"] == str(STACK)
 
 
@@ -170,8 +201,8 @@ def test_a_process_killed_in_a_step_leaves_nothing(worker):
     while not (marker.exists() and marker.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    os.killpg(worker.process.pid, signal.SIGKILL)
-    assert worker.process.wait(SECONDS) == -signal.SIGKILL
+    os.killpg(worker.pid, signal.SIGKILL)
+    assert worker.wait() == -signal.SIGKILL
     with pytest.raises((EOFError, ConnectionResetError)):  # although what it forked lives on
         worker.receive()
     os.kill(forked, signal.SIGKILL)
@@ -263,27 +294,44 @@ def test_a_process_with_many_steps_that_do_not_end_ends_itself():
         Waits.gate.set()
 
 
-@pytest.mark.slow
-def test_a_config_that_cannot_be_used_is_the_first_message(tmp_path):
-    worker = Process(tmp_path, environment="nowhere:Shop")
+def test_a_config_that_cannot_be_used_is_the_first_message(begin):
+    worker = begin("nowhere:Shop")
     assert "data.environment: " in worker.receive()
-    assert worker.process.wait(SECONDS) == 0
-    worker.close()
+    assert worker.wait() == 0
 
 
-@pytest.mark.slow
-def test_a_process_ends_with_its_environment_or_its_pool(tmp_path):
-    worker, other = (Process(tmp_path, environment=f"{WORLDS}:Odd") for _ in range(2))
-    assert worker.receive() == other.receive() == READY
+def test_a_process_ends_with_its_environment(begin):
+    worker = begin(f"{WORLDS}:Odd")
+    assert worker.receive() == READY
     started = worker.ask("start", (0, 0), problem("die"), 7)
     worker.send("step", (0, 0), completion((0, 0), started, "x"), 1000)
     with pytest.raises((EOFError, ConnectionResetError)):
         worker.receive()
-    assert worker.process.wait(SECONDS) == 9
-    other.ours.close()
-    assert other.process.wait(SECONDS) == 0
-    worker.close()
-    other.close()
+    assert worker.wait() == 9
+
+
+@pytest.mark.parametrize("unread", [False, True])
+def test_a_process_ends_with_its_pool(begin, unread):
+    """Whether or not it has read all answers, and whatever steps are under way."""
+    worker = begin(f"{WORLDS}:Waits")
+    assert worker.receive() == READY
+    started = worker.ask("start", (0, 0), problem(), 7)
+    worker.send("step", (0, 0), completion((0, 0), started, "x"), 1000)
+    worker.send("close", (9, 9))
+    assert worker.ours.poll(SECONDS)
+    if not unread:
+        worker.receive()
+    worker.ours.close()
+    assert worker.wait() == 0
+    assert worker.printed == ""
+
+
+def test_what_is_printed_is_on_its_way_before_the_answer(begin):
+    """Whatever text it is, and also once an environment has closed standard output for all."""
+    worker = begin(f"{WORLDS}:Odd")
+    assert worker.receive() == READY
+    assert answered_by(worker, "print", 0).ending == "completed"
+    assert worker.printed == "whole\nhalf\\ud800"
 
 
 def host_of(environment):
@@ -306,6 +354,34 @@ def test_calls_that_a_dead_process_was_not_sent_are_lost_as_well():
         host.close()
     lost = Lost("signal 9 (Killed)")
     assert sorted(answers) == [(n, lost) for n in range(3)] and restarts == 1
+
+
+def test_answers_that_a_process_gave_before_it_ended_are_read(monkeypatch):
+    host = host_of("Odd")
+
+    def exchange(number, behavior):
+        call = Call(number, "start", (number, 0), (problem(behavior), 7), SECONDS)
+        found = host.exchange([call], SECONDS)[0]
+        while not found:
+            found = host.exchange([], SECONDS)[0]
+        ((_, started),) = found
+        step = completion((number, 0), started, "x"), 1000
+        return Call(number, "step", (number, 0), step, SECONDS)
+
+    try:
+        answered, dies = exchange(0, ""), exchange(1, "die")
+        process = host._process.process
+        with monkeypatch.context() as patched:
+            patched.setattr(host_module, "READ_AT_ONCE", 0)
+            host.exchange([answered], 0.0)
+            assert host._process.connection.poll(SECONDS)
+        # This process is slow: the other has ended when it looks.
+        monkeypatch.setattr(host_module, "wait", lambda *_: process.wait(SECONDS))
+        (first, lost), restarts = host.exchange([dies], SECONDS)
+    finally:
+        host.close()
+    assert first[0] == 0 and first[1].ending == "completed"
+    assert lost == (1, Lost("exit code 9")) and restarts == 1
 
 
 def test_a_late_call_ends_its_process_and_another_answers(monkeypatch):

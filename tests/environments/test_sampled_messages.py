@@ -31,12 +31,12 @@ def family_of():
     a prompt and at the end of a chat."""
     tokenizer = build_tokenizer("?", _CHATML, _THINK, "<|im_end|>")
 
-    def made(said, opened="", last=""):
-        tokenizer.chat_template = (
-            "{{ tools | tojson if tools else '' }}{% for m in messages %}{% if m.role == "
-            "'assistant' %}" + said + "{% else %}<|im_start|>{{ m.role + '\n' + m.content }}"
-            "<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}" + _HEAD + opened
-        ) + ("{% else %}" + last + "{% endif %}")
+    def made(said, opened="", last="", first="{{ tools | tojson if tools else '' }}"):
+        tokenizer.chat_template = first + (
+            "{% for m in messages %}{% if m.role == 'assistant' %}" + said + "{% else %}"
+            "<|im_start|>{{ m.role + '\n' + m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}" + _HEAD + opened + "{% else %}" + last + "{% endif %}"
+        )
         return Family(PromptEncoder(tokenizer))
 
     return made
@@ -287,6 +287,7 @@ def test_thoughts_of_an_answer_are_sampled_as_the_template_writes_those_before_a
 
 _LAST = "{% if loop.last %}{{ m.content }}{% endif %}"
 _CLOSED = _CALLS.replace("</tool", "</function></tool")
+_ONCE = "{% if loop.last %}{{ m.content }}" + _CLOSED + "{% endif %}"
 
 
 @pytest.mark.parametrize(
@@ -298,13 +299,20 @@ _CLOSED = _CALLS.replace("</tool", "</function></tool")
         ("<|im_start|>{{ loop.revindex }}\n{{ m.content }}" + _CLOSED + _END, "<|im_end|>"),
         (_HEAD + _CLOSED + _LAST + _END, "<|im_end|>"),
         (_HEAD + _CLOSED + "{{ '' if loop.last else '<|endoftext|>' }}" + _END, "<|endoftext|>"),
-        (_HEAD + "{% if loop.last %}{{ m.content }}" + _CLOSED + "{% endif %}" + _END, ""),
+        (_HEAD + _ONCE + _END, ""),
     ],
 )
 def test_a_message_with_calls_ends_as_it_does_once_it_is_answered(family_of, said, end):
     family = family_of(said)
     assert [family.end_of(case) for case in CASES if case.calls] == [end] * 5
     assert family.end_of(ANSWER) == "<|im_end|>"
+
+
+def test_no_token_at_the_start_of_a_chat_ends_calls_that_are_left_out_of_it(family_of):
+    first = "{{ 'These are tools' + '<|im_end|>' + tools | tojson if tools else '' }}"
+    family = family_of(_HEAD + _ONCE + _END, first=first)
+    assert family.whole(CALL).startswith("These are tools<|im_end|>")  # of 15 characters
+    assert family.end_of(CALL) == ""
 
 
 def test_a_chat_ends_behind_calls_that_are_written_as_text(family_of):

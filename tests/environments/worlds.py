@@ -313,6 +313,10 @@ class Odd:
                 return Turn(str(threading.stack_size()))
             case "unprintable":
                 return Unprintable()
+            case "print":
+                print("whole")
+                print("half\ud800", end="")
+                os.close(1)
             case "array":
                 return "text", None, np.ones(2)
             case "endless":

@@ -85,11 +85,11 @@ class Line(Endpoint):
 
     def __init__(self, encoder: PromptEncoder, limits: Limits) -> None:
         self.encoder, self._limits = encoder, limits
-        self._seen: list[int] = []  # the tokens so far, which may hold image tokens
+        self._before: Completion | None = None  # the last turn; tokens so far may be of images
         self.key = ""
         self._unanswered: list[_Asked] = []
         self._named = len(encoder.tokenizer)
-        self._sampled = set[int]()  # tokens; those of a padded vocabulary have no text
+        self._nameless = set[int]()  # sampled tokens of a padded vocabulary, which have no text
         self.requests: asyncio.Queue[_Asked] = asyncio.Queue()
         # Holds an exception of this package.
         self.fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -116,9 +116,10 @@ class Line(Endpoint):
     async def continued(self, body: wire.TokenRequest) -> Choices:
         """The next turn. It ends where the run's do, so clients may send the stops of their
         model."""
-        extends = body.token_ids[: len(self._seen)] == self._seen
-        self.check_token_ids(body.token_ids[len(self._seen) if extends else 0 :])
-        if not all(0 <= token < self._named or token in self._sampled for token in body.token_ids):
+        seen = [*self._before.prompt_ids, *self._before.token_ids] if self._before else []
+        extends = body.token_ids[: len(seen)] == seen
+        self.check_token_ids(body.token_ids[len(seen) if extends else 0 :])
+        if not all(0 <= token < self._named or token in self._nameless for token in body.token_ids):
             raise HTTPException(400, "tokens outside the model's vocabulary")
         return _only((await self._turn(body, body.sampling_params))[1])
 
@@ -136,8 +137,8 @@ class Line(Endpoint):
         asked.clients += 1
         try:
             message, turn = await asyncio.shield(asked.answer)
-            self._seen = [*turn.prompt_ids, *turn.token_ids]
-            self._sampled.update(turn.token_ids)
+            self._before = turn
+            self._nameless |= {each for each in turn.token_ids if each >= self._named}
             return message, turn
         finally:
             asked.clients -= 1

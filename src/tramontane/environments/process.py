@@ -26,7 +26,6 @@ from tramontane.errors import InputError
 from tramontane.interrupt import leave_to_controller
 from tramontane.placement.printed import flush, print_by_line
 from tramontane.placement.process import READY, limit_memory
-from tramontane.temporary import die_with_parent
 
 if TYPE_CHECKING:
     from tramontane.config import Config
@@ -46,7 +45,6 @@ def warm_up() -> None:
 
 def main(descriptor: int) -> None:
     """Serve until the pool closes its end of the socket, or dies."""
-    die_with_parent()
     leave_to_controller(signal.SIGTERM)
     threading.stack_size(STACK)
     connection = Connection(descriptor)
@@ -123,7 +121,7 @@ if __name__ == "__main__":
     try:
         main(int(sys.argv[1]))
         status = 0
-    except (EOFError, BrokenPipeError, ConnectionResetError):  # the pool is gone
+    except (EOFError, ConnectionError):  # the pool is gone
         status = 0
     except BaseException:  # from an environment that broke the event loop
         traceback.print_exc()

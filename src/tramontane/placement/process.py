@@ -154,7 +154,7 @@ def serve(descriptor: int, prepare: Callable[..., Callable[[Any], Iterable[Any]]
     print_by_line()
     connection = Connection(descriptor)
     os.register_at_fork(after_in_child=connection.close)  # answers come from this process alone
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # it is gone
+    with contextlib.suppress(EOFError, ConnectionError):  # it is gone
         config, folder = connection.recv()
         tempfile.tempdir = folder
         try:
