@@ -146,12 +146,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection() -> Generator[None, object, object]:
     """Keep garbage collection off while tests are collected, which saves a sixth of the time, and
     leave what libraries and tests made out of later collections, as a run does: little of it is or
-    becomes garbage, and to find that takes another twentieth. Later ones begin after 100,000 new
-    objects in place of 700: tests keep most of what they make to their end."""
+    becomes garbage, and to find that takes another twentieth."""
     gc.disable()
     found = yield
     gc.freeze()
-    gc.set_threshold(100_000)
     gc.enable()
     return found
 
