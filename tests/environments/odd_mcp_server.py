@@ -15,9 +15,23 @@ TOOL = {
     "inputSchema": {
         "type": "object",
         "properties": PROPERTIES.get(KIND, {}),
-        "additionalProperties": KIND == "open",
+        "additionalProperties": KIND in ("open", "result", "refused"),
     },
 }
+BARE = [
+    {"name": "a", "inputSchema": {"type": "object"}},
+    {"name": "b", "title": "B", "inputSchema": {"type": "object"}},
+    {"name": "c", "title": "C", "description": "Do c.", "inputSchema": {"type": "object"}},
+]
+
+
+def listed(cursor):
+    """The tools; of pages, the second has the third's cursor."""
+    if KIND == "pages":
+        page = int(cursor or 1)
+        after = {"nextCursor": str(page + 1)} if page < 3 else {}
+        return {"tools": [{**TOOL, "name": f"echo{page}"}], **after}
+    return {"tools": {"twice": [TOOL] * 2, "none": [], "bare": BARE}.get(KIND, [TOOL])}
 
 
 def answered(method, parameters):
@@ -26,9 +40,11 @@ def answered(method, parameters):
         about = {"name": "odd", "version": "1"}
         return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about}
     if method == "tools/list":
-        return {"tools": [TOOL] * (2 if KIND == "twice" else 1)}
+        return listed((parameters or {}).get("cursor"))
     if method != "tools/call":
         return None
+    if KIND == "result":
+        return parameters["arguments"]
     if KIND == "silent":
         return {"content": [], "isError": True}
     if KIND == "broken":
@@ -40,6 +56,9 @@ for line in sys.stdin:
     asked = json.loads(line)
     if "id" in asked:
         result = answered(asked["method"], asked.get("params"))
-        failed = {"error": {"code": -32601, "message": "unknown"}}
+        code = -32601
+        if KIND == "refused" and asked["method"] == "tools/call":
+            code, result = asked["params"]["arguments"]["code"], None
+        failed = {"error": {"code": code, "message": "unknown"}}
         told = failed if result is None else {"result": result}
         print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **told}), flush=True)

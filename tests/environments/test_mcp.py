@@ -206,6 +206,7 @@ def test_an_answer_that_is_no_result_is_a_failure():
         (f"{ODD} pattern", r"'echo': properties.x.pattern: '\(' is not a 'regex'"),
         (f"{ODD} null", "'echo': properties: None is not of type 'object'"),
         (f"{ODD} twice", "two tools named 'echo'"),
+        (f"{ODD} none", "the server has no tools"),
         ("no-such-command --x", "No such file or directory: 'no-such-command'"),
         (f"{SERVER} --broken", "it wrote: no configuration"),
         ("http://127.0.0.1:9/mcp", "does not answer"),
@@ -214,3 +215,57 @@ def test_an_answer_that_is_no_result_is_a_failure():
 def test_a_server_that_does_not_start_is_refused_before_the_run(path, said):
     with pytest.raises(InputError, match=f"data.tools: mcp:.*{said}"):
         loading.check(data(path))
+
+
+def test_all_pages_of_a_list_of_tools_are_read():
+    tools = loading.described(data(f"{ODD} pages"))
+    assert [tool["function"]["name"] for tool in tools] == ["echo1", "echo2", "echo3"]
+
+
+def test_a_tool_is_described_by_what_it_has():
+    empty = {"type": "object", "properties": {}}
+    assert loading.described(data(f"{ODD} bare")) == [
+        {
+            "type": "function",
+            "function": {"name": name, "description": said, "parameters": empty},
+        }
+        for name, said in (("a", "a"), ("b", "B"), ("c", "Do c."))
+    ]
+
+
+def test_parts_of_a_result_are_read_as_text():
+    held = {"uri": "file:///a.txt", "mimeType": "text/plain"}
+    parts = [
+        {"type": "text", "text": "é"},
+        {"type": "text", "text": ""},
+        {"type": "resource", "resource": {**held, "text": "Held."}},
+        {"type": "resource", "resource": {**held, "text": ""}},
+        {"type": "resource", "resource": {**held, "blob": "AA=="}},
+        {"type": "resource_link", "uri": "file:///b.txt", "name": "b"},
+        {"type": "image", "data": "AA==", "mimeType": "image/png"},
+        {"type": "audio", "data": "AA==", "mimeType": "audio/wav"},
+    ]
+    read = "é\n\nHeld.\n[file:///a.txt]\n[file:///a.txt]\n[file:///b.txt]\n[image image/png]"
+    structure = {"structuredContent": {"é": [1]}}
+    found = answers(
+        f"{ODD} result",
+        [("echo", {"content": parts})],
+        [("echo", {"content": [], **structure})],
+        [("echo", {"content": parts[:1], **structure})],
+        [("echo", {"content": []})],
+        [("echo", {"content": parts[:1], "isError": True})],
+        [("echo", {"content": [], "isError": True, **structure})],
+    )
+    assert [told for [told], _ in found] == [
+        f"{read}\n[audio audio/wav]", '{"é": [1]}', "é", "", "error: é", 'error: {"é": [1]}',
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("code", [-32602, -32601])
+def test_a_call_that_the_protocol_refuses_is_answered(code):
+    assert answers(f"{ODD} refused", [("echo", {"code": code})])[0][0] == ["error: unknown"]
+
+
+def test_another_error_of_the_protocol_is_a_failure():
+    with pytest.raises(EnvironmentFailed, match="echo: MCPError: unknown"):
+        answers(f"{ODD} refused", [("echo", {"code": -32603})])
