@@ -52,9 +52,11 @@ def answered(method, parameters):
     return {"content": [{"type": "text", "text": json.dumps(parameters["arguments"])}]}
 
 
+if KIND == "loud":
+    sys.exit("x" + "y" * 300)
 for line in sys.stdin:
     asked = json.loads(line)
-    if "id" in asked:
+    if "id" in asked and KIND != "mute":
         result = answered(asked["method"], asked.get("params"))
         code = -32601
         if KIND == "refused" and asked["method"] == "tools/call":

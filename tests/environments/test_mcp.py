@@ -1,6 +1,8 @@
 """Tools of MCP servers: a real one, over stdio and at an address."""
 
 import asyncio
+import base64
+import io
 import os
 import socket
 import subprocess
@@ -9,12 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 if not hasattr(pytest.importorskip("mcp", reason="needs tramontane-rl[mcp]"), "Client"):
     pytest.skip("needs tramontane-rl[mcp]", allow_module_level=True)  # an older one
 
 from tramontane.config import Config, DataConfig
 from tramontane.environments import loading
+from tramontane.environments.adapters import mcp
 from tramontane.environments.calls import Parsed
 from tramontane.environments.running import EnvironmentFailed, Runner
 from tramontane.environments.session import Session
@@ -209,12 +213,39 @@ def test_an_answer_that_is_no_result_is_a_failure():
         (f"{ODD} none", "the server has no tools"),
         ("no-such-command --x", "No such file or directory: 'no-such-command'"),
         (f"{SERVER} --broken", "it wrote: no configuration"),
-        ("http://127.0.0.1:9/mcp", "does not answer"),
+        (f"{ODD} loud", "; it wrote: y{300}$"),
+        ("http://127.0.0.1:9/mcp", "does not answer: ConnectError: "),
+        ("https://127.0.0.1:9/mcp", "does not answer: ConnectError: "),
     ],
 )
 def test_a_server_that_does_not_start_is_refused_before_the_run(path, said):
     with pytest.raises(InputError, match=f"data.tools: mcp:.*{said}"):
         loading.check(data(path))
+
+
+def test_a_server_that_does_not_answer_in_time_is_refused(monkeypatch):
+    monkeypatch.setattr(mcp, "LIST_SECONDS", 0.1)
+    with pytest.raises(InputError, match="does not answer: it takes more than 0 s to start and li"):
+        loading.check(data(f"{ODD} mute"))
+
+
+@pytest.mark.slow
+def test_images_of_every_kind_that_is_decoded_are_shown():
+    def part(kind, **content):
+        written = io.BytesIO()
+        Image.new("RGB", (28, 28)).save(written, kind.partition("/")[2].replace("jpg", "jpeg"))
+        encoded = base64.b64encode(written.getvalue()).decode()
+        return {"type": "image", "mimeType": kind, "data": encoded} | content
+
+    kinds = [f"image/{kind}" for kind in ("png", "jpeg", "jpg", "webp", "bmp", "gif")]
+    parts = [part(kind) for kind in kinds]
+    parts += [part("image/png", mimeType="Image/PNG ;q=1;v=2"), part("image/png", data="")]
+    parts += [part("image/png", type="audio", mimeType="audio/wav")]
+    [found], [errors] = answers(
+        f"{ODD} result", [("echo", {"content": parts})], model="tiny_vision"
+    )[0]
+    shown = [*[PLACE] * 7, "[image image/png]", "[audio audio/wav]"]
+    assert found == "\n".join(shown) and not errors
 
 
 def test_all_pages_of_a_list_of_tools_are_read():
@@ -242,10 +273,10 @@ def test_parts_of_a_result_are_read_as_text():
         {"type": "resource", "resource": {**held, "text": ""}},
         {"type": "resource", "resource": {**held, "blob": "AA=="}},
         {"type": "resource_link", "uri": "file:///b.txt", "name": "b"},
-        {"type": "image", "data": "AA==", "mimeType": "image/png"},
+        {"type": "image", "data": "AA==", "mimeType": "image/heic"},
         {"type": "audio", "data": "AA==", "mimeType": "audio/wav"},
     ]
-    read = "é\n\nHeld.\n[file:///a.txt]\n[file:///a.txt]\n[file:///b.txt]\n[image image/png]"
+    read = "é\n\nHeld.\n[file:///a.txt]\n[file:///a.txt]\n[file:///b.txt]\n[image image/heic]"
     structure = {"structuredContent": {"é": [1]}}
     found = answers(
         f"{ODD} result",

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import IO, Any
 
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
-from mcp.types import INVALID_PARAMS, METHOD_NOT_FOUND, CallToolResult, ImageContent, TextContent
+from mcp.types import INVALID_PARAMS, METHOD_NOT_FOUND, CallToolResult, TextContent
 from pydantic import ValidationError
 
 from tramontane.config import Config
@@ -224,4 +224,4 @@ def _part(part: Any) -> str:
         return str(text)
     if uri := getattr(resource, "uri", None):
         return f"[{uri}]"
-    return f"[{'image' if isinstance(part, ImageContent) else part.type} {part.mime_type}]"
+    return f"[{part.type} {part.mime_type}]"
