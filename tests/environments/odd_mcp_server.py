@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 KIND = sys.argv[1]
 PROPERTIES = {
@@ -18,6 +19,7 @@ TOOL = {
         "additionalProperties": KIND in ("open", "result", "refused"),
     },
 }
+calls = []
 BARE = [
     {"name": "a", "inputSchema": {"type": "object"}},
     {"name": "b", "title": "B", "inputSchema": {"type": "object"}},
@@ -45,6 +47,9 @@ def answered(method, parameters):
         return None
     if KIND == "result":
         return parameters["arguments"]
+    if KIND == "count":
+        calls.append(parameters)
+        return {"content": [{"type": "text", "text": str(len(calls))}]}
     if KIND == "silent":
         return {"content": [], "isError": True}
     if KIND == "broken":
@@ -52,6 +57,11 @@ def answered(method, parameters):
     return {"content": [{"type": "text", "text": json.dumps(parameters["arguments"])}]}
 
 
+if KIND == "once":
+    try:
+        Path(sys.argv[2]).touch(exist_ok=False)
+    except FileExistsError:
+        sys.exit("not again")
 if KIND == "loud":
     sys.exit("x" + "y" * 300)
 for line in sys.stdin:

@@ -198,6 +198,34 @@ def test_an_environment_of_gymnasium():
     assert answered.ending == "completed"
 
 
+def test_an_episode_of_gymnasium_is_cut_short_and_closed():
+    package("gymnasium")
+    load = loading.load("gymnasium:tests.environments.text_spaces:Echo-v0")
+    from tests.environments.text_spaces import Echo
+    from tramontane.environments.adapters.gymnasium import Gymnasium
+
+    before = Echo.closed
+    game = load()
+    [begun] = game.start(problem(lengths=2), 7)
+    assert begun == {"role": "user", "content": "Write 2 texts (seed 7)."}
+    turn = game.step({"content": "d"})
+    assert turn.messages == [{"role": "user", "content": "d"}]
+    assert (turn.reward, turn.done) == (1.0, True)
+    game.close()
+    assert Echo.closed == before + 1
+    Gymnasium.check("tests.environments.text_spaces:Echo-v0")
+    assert Echo.closed == before + 2
+
+
+def test_actions_of_gymnasium_that_are_no_texts_are_refused():
+    package("gymnasium")
+    path = "gymnasium:tests.environments.text_spaces:Silent-v0"
+    with pytest.raises(
+        InputError, match=r"its actions are Discrete\(2\), not Text; .*TransformAction"
+    ):
+        loading.check(DataConfig(train="playground:", environment=path))
+
+
 def test_an_environment_of_gymnasium_with_other_spaces_is_refused():
     package("gymnasium")
     with pytest.raises(InputError, match=r"its observations are Discrete\(16\), not Text; wrap it"):

@@ -213,6 +213,7 @@ def test_an_answer_that_is_no_result_is_a_failure():
         (f"{ODD} none", "the server has no tools"),
         ("no-such-command --x", "No such file or directory: 'no-such-command'"),
         (f"{SERVER} --broken", "it wrote: no configuration"),
+        (f"{sys.executable} -c pass", "does not answer: (?!.*it wrote)"),
         (f"{ODD} loud", "; it wrote: y{300}$"),
         ("http://127.0.0.1:9/mcp", "does not answer: ConnectError: "),
         ("https://127.0.0.1:9/mcp", "does not answer: ConnectError: "),
@@ -246,6 +247,16 @@ def test_images_of_every_kind_that_is_decoded_are_shown():
     )[0]
     shown = [*[PLACE] * 7, "[image image/png]", "[audio audio/wav]"]
     assert found == "\n".join(shown) and not errors
+
+
+def test_the_calls_of_a_conversation_go_to_one_server():
+    turns = [("echo", {})], [("echo", {}), ("echo", {})]
+    assert [told for told, _ in answers(f"{ODD} count", *turns)] == [["1"], ["2", "3"]]
+
+
+def test_a_server_that_does_not_start_again_is_a_failure(tmp_path):
+    with pytest.raises(EnvironmentFailed, match="echo: RuntimeError: .*; it wrote: not again"):
+        answers(f"{ODD} once {tmp_path / 'started'}", [("echo", {})], limit=5.0)
 
 
 def test_all_pages_of_a_list_of_tools_are_read():
