@@ -41,7 +41,7 @@ def answered(method, parameters):
         version = parameters["protocolVersion"]
         about = {"name": "odd", "version": "1"}
         return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about}
-    if method == "tools/list":
+    if method == "tools/list" and KIND != "unlisted":
         return listed((parameters or {}).get("cursor"))
     if method != "tools/call":
         return None

@@ -214,6 +214,7 @@ def test_an_answer_that_is_no_result_is_a_failure():
         ("no-such-command --x", "No such file or directory: 'no-such-command'"),
         (f"{SERVER} --broken", "it wrote: no configuration"),
         (f"{sys.executable} -c pass", "does not answer: (?!.*it wrote)"),
+        (f"{ODD} unlisted", "does not answer: MCPError: unknown"),
         (f"{ODD} loud", "; it wrote: y{300}$"),
         ("http://127.0.0.1:9/mcp", "does not answer: ConnectError: "),
         ("https://127.0.0.1:9/mcp", "does not answer: ConnectError: "),
@@ -247,6 +248,10 @@ def test_images_of_every_kind_that_is_decoded_are_shown():
     )[0]
     shown = [*[PLACE] * 7, "[image image/png]", "[audio audio/wav]"]
     assert found == "\n".join(shown) and not errors
+
+
+def test_a_conversation_without_a_call_is_closed():
+    assert not answers(f"{ODD} any")
 
 
 def test_the_calls_of_a_conversation_go_to_one_server():
