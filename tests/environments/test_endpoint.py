@@ -472,7 +472,7 @@ def test_tools_whose_calls_cannot_be_read_are_refused() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_headers_around_an_answer_are_not_streamed(stream: bool) -> None:
-    sampler = Recorded()  # as above
+    sampler = Recorded()  # its tokenizer keeps the template
     template = (
         "{% for m in messages %}{{ m.role }}>{% if m.role == 'assistant' %}"
         "{% if m.reasoning_content %}aside,{{ m.reasoning_content }};to {% endif %}all,"

@@ -214,7 +214,7 @@ def test_nothing_is_left_of_a_request(leaves: bool) -> None:
             statuses.append(part.get("status", 0))
 
         await make_app(key_is(KEY, made(sampling)))(scope, receive, send)
-        for _ in range(99):  # as a loop that goes on
+        for _ in range(99):  # the loop of a server does not stop after an answer
             await asyncio.sleep(0)
         assert asyncio.all_tasks() == {asyncio.current_task()}
         return statuses[0], sampler.ended

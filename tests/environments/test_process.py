@@ -20,7 +20,7 @@ from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
 from tramontane.environments import host as host_module
 from tramontane.environments.host import Call, EnvironmentHost
-from tramontane.environments.process import MAX_STUCK, STACK, memory, serve
+from tramontane.environments.process import MAX_STUCK, STACK, memory_of_conversations, serve
 from tramontane.environments.protocol import Broken, Continued, Lost, Started
 from tramontane.environments.running import THREADS
 from tramontane.environments.worker import EnvironmentWorker
@@ -173,7 +173,9 @@ def test_the_stacks_of_many_threads_are_not_counted_as_memory():
     def of(n_async, *tools):
         data, pipeline = {"tools": tools}, {"n_async": n_async}
         limits = {"memory_mb": 64}
-        return memory(Config(model="tiny", data=data, pipeline=pipeline, conversation=limits))
+        return memory_of_conversations(
+            Config(model="tiny", data=data, pipeline=pipeline, conversation=limits)
+        )
 
     assert of(THREADS) == of(THREADS - 8, "calculator") == 64 << 20
     assert of(THREADS + 8) == (64 << 20) + 8 * STACK

@@ -229,7 +229,8 @@ def test_two_calls_are_written_one_a_message_with_their_answers(family_of):
 
 
 def test_tokens_that_the_tokenizer_adds_are_not_the_templates():
-    """As Llama 3's, whose template writes BOS, too; and EOS need not be marked as special."""
+    """Llama 3's tokenizer adds BOS, and its template writes it as well. EOS need not be marked as
+    special."""
     end = "<|im_end|>"
     tokenizer = build_tokenizer(QWEN3, _CHATML[:2], (*_THINK, end), end)
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(

@@ -163,6 +163,9 @@ class Measured:
     def __init__(self, make: Callable[[], Any]) -> None:
         self.worker = make()
 
+    def close(self, seconds: float) -> None:
+        self.worker.close(seconds)
+
     def call(self, method: str, *args: Any) -> Any:
         return getattr(self.worker, method)(*args)
 

@@ -35,6 +35,8 @@ class Worker:
             raise InputError(broken)
         self.calls: list[int] = []
 
+    def close(self, seconds: float) -> None: ...
+
     def note(self, n: int) -> list[int]:
         self.calls.append(n)
         return list(self.calls)

@@ -118,7 +118,7 @@ def test_activations_are_what_autograd_keeps_of_a_block(dtype: str, layout: str)
 
 
 def test_a_batch_smaller_than_a_microbatch_takes_its_own_memory(small: ModelShape) -> None:
-    """As with the defaults and four completions of 200 tokens, which no microbatch is full of."""
+    """Four completions of 200 tokens fill no microbatch of the default size."""
     lengths = Lengths(prompt=100, completion=100)
     shape = replace(small, vocabulary=262_144)
     by_default = config(trainer={"dtype": "bfloat16", "microbatch_tokens": 16384}).trainer

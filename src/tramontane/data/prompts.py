@@ -178,6 +178,12 @@ class PromptEncoder:
         """The start of the response at the end of a text written by the chat template."""
         return opened_by(text, self.tags)
 
+    def begun_in(self, prompt: str) -> str:
+        """The start of the response that a prompt already holds: what the template opened, and
+        `response_prefix`."""
+        written = prompt.removesuffix(self.config.response_prefix)
+        return self.opened_in(written) + prompt[len(written) :]
+
     def never_closes(self, prompt: str, response: str) -> bool:
         """True if a prompt opens thoughts that its response opens again, or does not close."""
         opened = self.opened_in(prompt)

@@ -210,9 +210,7 @@ class Chat:
     def _render(self) -> None:
         encoder = self._form.encoder
         self._text = encoder.render(self._signs, tools=self._tools)
-        response_prefix = encoder.config.response_prefix
-        opened = encoder.opened_in(self._text.removesuffix(response_prefix))
-        self.prefix = opened + response_prefix
+        self.prefix = encoder.begun_in(self._text)
 
     def _whole(self) -> list[int]:
         encoder = self._form.encoder

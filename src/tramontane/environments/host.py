@@ -63,9 +63,8 @@ class EnvironmentHost:
             InputError: the process cannot use the config's environments or tools.
             RuntimeError: no process can be started.
         """
-        answers: list[tuple[int, Any]] = []
-        if self._process.died:
-            answers = self._lose(self._process.stop())
+        answers: list[tuple[int, Any]]
+        answers = self._lose(self._process.stop()) if self._process.died else []
         connection = self._process.ready(self._settings)
         for call in calls:  # all before the first is sent: a process may end between two
             if call.method != "close":

@@ -64,12 +64,12 @@ def main(descriptor: int) -> None:
     except InputError as error:
         connection.send(str(error))
         return
-    limit_memory(memory(config))
+    limit_memory(memory_of_conversations(config))
     connection.send(READY)
     asyncio.run(serve(connection, worker))
 
 
-def memory(config: Config) -> int:
+def memory_of_conversations(config: Config) -> int:
     """Bytes that conversations may use. Each has a thread, and another in a function of
     `data.tools`; only the stacks of a large number of them are added."""
     threads = max(0, config.pipeline.n_async - THREADS) * (2 if config.data.tools else 1)

@@ -219,14 +219,8 @@ class ConversationEncoder:
                 f"{where}: the chat template writes a message into thoughts that it never closes, "
                 f"or opens twice; give another template (data.chat_template)"
             )
-        self._check(message, self._begun(start) + text, where)
+        self._check(message, encoder.begun_in(start) + text, where)
         return start, parts
-
-    def _begun(self, prompt: str) -> str:
-        """The start of a message that its prompt already holds."""
-        encoder, prefix = self._encoder, self._encoder.config.response_prefix
-        bare = prompt.removesuffix(prefix)
-        return encoder.opened_in(bare) + prompt[len(bare) :]
 
     @staticmethod
     def _marked(

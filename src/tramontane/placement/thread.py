@@ -127,12 +127,12 @@ class ThreadHandle:
 
 
 class TrainerThread(ThreadHandle):
-    """A trainer's, whose state another thread may be writing when it is closed."""
+    """The thread of a trainer, which closes it, too: another thread may be writing its state."""
 
     def close(self) -> None:
         super().close()
-        if hasattr(self._worker, "close"):  # not where it could not be made
-            self._worker.close()
+        if self._worker is not None:
+            self._worker.close(CLOSE_SECONDS)
 
 
 class _Calls:

@@ -41,7 +41,6 @@ _METADATA_NAMES = {
 }
 BLOCK = 1 << 22  # bytes read at once
 WRITE_SECONDS = 3600.0  # longest time to write a state, and to wait for the other ranks' files
-CLOSE_SECONDS = 30.0  # longest wait for a state that is being written when its run ends
 
 
 class DamagedState(InputError):
@@ -83,10 +82,10 @@ class StateFiles:
         if self._writing is not None and wait([self._writing], WRITE_SECONDS).not_done:
             raise OSError(f"the trainer's state was not written within {WRITE_SECONDS:g} s")
 
-    def close(self) -> None:
-        """Wait for what is being written, up to `CLOSE_SECONDS`: whoever resumes the run writes
-        into the same folder."""
-        wait([self._writing] if self._writing else [], CLOSE_SECONDS)
+    def close(self, seconds: float) -> None:
+        """Wait for what is being written, at most so long: whoever resumes the run writes into the
+        same folder."""
+        wait([self._writing] if self._writing else [], seconds)
         self._thread.shutdown(wait=False)
 
     def finish(self) -> None:

@@ -320,10 +320,10 @@ class Trainer:
             files.finish()
         memory.release_free_memory()
 
-    def close(self) -> None:
-        """Wait for a state that is being written."""
+    def close(self, seconds: float) -> None:
+        """Wait for each state that is being written, at most so long."""
         for files in self._states.values():
-            files.close()
+            files.close(seconds)
 
     def state_saved(self) -> bool:
         """True if every rank has written its part of the last `save_state`.
